@@ -23,7 +23,6 @@ Many runs, one grid per table or figure of the paper.
   python -m sweeps launch route_placement backbone=dit,mamba cluster=slurm \\
       scale=paper
   python -m sweeps launch search_route --trials 20  a search with Optuna
-  python -m sweeps launch mygrid.py                 a grid in Python (executed)
   python -m sweeps status                           all sweeps, any shell, later
   python -m sweeps status route_placement           one, run by run
 
@@ -57,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         if name != "list":
             grid_count: dict[str, Any] = {"nargs": "?"} if name == "status" else {}
             parsers[name].add_argument(
-                "grid", metavar="GRID", help="name of a grid, or a .yaml or .py file", **grid_count
+                "grid", metavar="GRID", help="name of a grid, or a .yaml file", **grid_count
             )
         parsers[name].add_argument(
             "overrides", nargs="*", metavar="KEY=VALUE", help="overrides, or a filter of runs"
@@ -74,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         "--compare-at",
         default="steps",
         metavar="WHAT",
-        help="give every run the steps (default), flops or hours of its dense run",
+        help="give every run the steps (default), or flops of its dense run",
     )
     launch.add_argument(
         "--trials", type=int, metavar="N", help="total number of trials of a search"
@@ -83,9 +82,6 @@ def parser() -> argparse.ArgumentParser:
         "--once", action="store_true", help="print the table once, also on a terminal"
     )
     status.add_argument("--json", action="store_true", help="print JSON instead")
-    show.add_argument(
-        "--follow", action="store_true", help="print a run's log as it grows, until the run ends"
-    )
     show.add_argument("--run", metavar="NAME", help="part of a run's name")
     return result
 

@@ -144,22 +144,30 @@ def silent(*_):
 
 
 # What grids of the tests run in place of training, and beside it.
-COMMANDS = {"score": "stub_command:main", "train": "stub_training:main"} | {
+STUB_COMMANDS = {"score": "stub_command:main", "train": "stub_training:main"} | {
     name: f"stub_command:{name}" for name in ("seven", "nothing", "usr2", "term")
 }
 
 
 def use_stubs(monkeypatch):
-    """Let the processes that are started find the stubs; flush no files to disk in this one."""
+    """Let grids of this process, and of those that it starts, run the stubs; flush no files to disk in this one."""
     monkeypatch.setenv("PYTHONPATH", str(STUB))
+    for name, target in STUB_COMMANDS.items():
+        monkeypatch.setitem(grid.ENTRIES, name, target)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
+def stubbed_main():
+    """Run the command of `sys.argv` with the stubs: what `Launcher.shell` starts."""
+    grid.ENTRIES.update(STUB_COMMANDS)
+    sys.exit(sweeps_command.main())
+
+
 def write_grid(folder, name="count", **changes):
-    """Write a grid of trivial runs, in Python since it names the stubs, and return its path."""
-    raw = {"title": "Trivial runs", "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3], "commands": COMMANDS}
-    path = folder / f"{name}.py"
-    path.write_text("".join(f"{key} = {value!r}\n" for key, value in {**raw, **changes}.items()))
+    """Write a grid of trivial runs and return its path."""
+    raw = {"title": "Trivial runs", "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3]}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**raw, **changes}, sort_keys=False))
     return str(path)
 
 
@@ -213,8 +221,9 @@ class Launcher:
 
     def shell(self, command, *words):
         """Start a command in a process of its own."""
-        call = [sys.executable, "-m", "sweeps", *self.words(command, *words)]
-        env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
+        start = "import slurm_lab; slurm_lab.stubbed_main()"
+        call = [sys.executable, "-c", start, *self.words(command, *words)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, STUB, ROOT / "tests")))}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(call, cwd=self.folder, env=env, **pipes)
 

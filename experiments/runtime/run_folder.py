@@ -90,12 +90,3 @@ def saved_step(folder: str | Path) -> int:
         return max((step for step, _ in listed(Path(folder))), default=0)
     except OSError:
         return 0
-
-
-def speed(folder: str | Path) -> float | None:
-    """Return the images per second of a run, from its summary or its heartbeat."""
-    for name in ("summary.json", "status.json"):
-        value = read(Path(folder) / name).get("images_per_s")
-        if isinstance(value, int | float) and value > 0:
-            return float(value)
-    return None

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sweeps.commands.arguments import Arguments
-from sweeps.plan import grid
 from sweeps.plan.resources import by_run
 from sweeps.status.run_status import RunStatus, finite_number
 from sweeps.status.status import statuses
@@ -37,14 +36,12 @@ def retry_command(options: argparse.Namespace) -> int:
     rows = {row.run.name: row for row in statuses(sweep, runs)[0]}
     # Without any that are due, `retry` prints that, or that Slurm does not answer.
     groups = _group_by_cluster(sweep, find_due(runs, rows) or runs[:1], rows, arguments)
-    code_grid = grid.load(options.grid) if options.grid.endswith(".py") else None
     failed = False
     # Runs in this process come last: the others do not have to wait for them.
     for group in sorted(groups, key=lambda group: group.resources.kind == "debug"):
         result = retry(
-            sweep, group.runs, group.resources, grid=code_grid,
-            resources_by_run=group.resources_by_run,
-        )  # fmt: skip
+            sweep, group.runs, group.resources, resources_by_run=group.resources_by_run
+        )
         failed = bool(result) or failed
     return int(failed)
 

@@ -1,7 +1,6 @@
 """`status`, `show` and `list`: look at sweeps without changing anything (no torch here)."""
 
 import argparse
-import contextlib
 import json
 import sys
 
@@ -83,7 +82,7 @@ def _all_sweeps(options: argparse.Namespace, prefix: str = "") -> None:
 
 def show_command(options: argparse.Namespace) -> None:
     """Run `show`: one grid, or everything about one run."""
-    if options.run is None and not options.follow:
+    if options.run is None:
         _show_grid(options)
         return
     sweep, runs = Arguments(options).select(options.grid, " ".join(options.overrides))
@@ -95,11 +94,7 @@ def show_command(options: argparse.Namespace) -> None:
             f"--run {options.run}: expected the name of one run, but {len(matching)} have it; "
             f"such as --run {names}"
         )
-    if options.follow:
-        with contextlib.suppress(KeyboardInterrupt):
-            status_table.follow(sweep, matching[0])
-    else:
-        print("\n".join(status_table.details(sweep, matching[0])))
+    print("\n".join(status_table.details(sweep, matching[0])))
 
 
 def _show_grid(options: argparse.Namespace) -> None:

@@ -23,12 +23,12 @@ class SnapshotWarning(UserWarning):
     """A copy of the code was changed."""
 
 
-def snapshot(folder: Path, root: Path = ROOT, grid_code: Path | None = None) -> Path:
+def snapshot(folder: Path, root: Path = ROOT) -> Path:
     """Copy the packages in `root` to `folder/<hash>` unless they are there; return that folder.
 
     The folder may come from anywhere and jobs import from it, so an existing copy is trusted only
     if its content matches; one that differs is replaced, with a warning. The caller holds the lock
-    of all sweeps. A grid in Python (`grid_code`) is kept beside the packages.
+    of all sweeps.
 
     Raises:
         SweepError: A copy that differs cannot be replaced.
@@ -38,8 +38,6 @@ def snapshot(folder: Path, root: Path = ROOT, grid_code: Path | None = None) -> 
     building.mkdir(parents=True)
     for package in PACKAGES:
         shutil.copytree(root / package, building / package, ignore=_IGNORED)
-    if grid_code is not None:
-        shutil.copy(grid_code, building)
     _make_writable(building)
     digest = _content_hash(building)
     if digest is None:  # not a link: copytree copies what links lead to

@@ -1,24 +1,20 @@
 """What the runs of a sweep cost, and how many steps cost as much as a dense run.
 
 At equal FLOPs a routed run gets `steps * dense / routed` steps (forward MACs of one image; backward
-is twice the forward for both; REPA's frozen encoder is not counted). At equal hours it gets
-`steps * speed / speed of the dense run`, with speeds that earlier runs measured.
+is twice the forward for both; REPA's frozen encoder is not counted).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from experiments.config import Config, load, role
 from experiments.config.model import route_macs, run_cost
-from experiments.runtime import run_folder
 from experiments.runtime.console import big
 from experiments.runtime.memory import visible_gpus
-from sweeps import SweepError
 from sweeps.store.planned_run import PlannedRun
 
-COMPARISONS = ("steps", "flops", "hours")
+COMPARISONS = ("steps", "flops")
 
 
 def training_macs(config: Config) -> float:
@@ -37,10 +33,7 @@ def training_macs(config: Config) -> float:
 def equal_cost_steps(config: Config, arguments: Sequence[str], compare_at: str) -> int:
     """Return the steps of a run, composed from `arguments`, that costs as much as its dense run.
 
-    `compare_at` is `flops` or `hours`; with `steps` the run keeps its own.
-
-    Raises:
-        SweepError: No speed was measured for `hours`.
+    `compare_at` is `steps` or `flops`; with `steps` the run keeps its own.
     """
     steps = config.train.steps
     if compare_at == "steps":
@@ -48,22 +41,8 @@ def equal_cost_steps(config: Config, arguments: Sequence[str], compare_at: str) 
     # A decoder or an aligned block is part of a method's cost, not of the dense run's.
     plain = [text for text in arguments if role(text.partition("=")[0]) != "routes"]
     dense = load([*plain, "route=none"])
-    if compare_at == "flops":
-        per_image = training_macs(config) / steps / config.train.batch
-        return max(1, round(steps * run_cost(dense).macs_dense / per_image))
-    if dense.name == config.name:
-        return steps
-    return max(1, round(steps * _measured_speed(config) / _measured_speed(dense)))
-
-
-def _measured_speed(config: Config) -> float:
-    speed = run_folder.speed(Path(config.paths.runs) / config.name)
-    if speed is None:
-        raise SweepError(
-            f"--compare-at hours needs the measured speed of {config.name}: first run the same "
-            "sweep for a few steps (train.steps=50); the longer runs resume from there"
-        )
-    return speed
+    per_image = training_macs(config) / steps / config.train.batch
+    return max(1, round(steps * run_cost(dense).macs_dense / per_image))
 
 
 def estimate(

@@ -1,4 +1,4 @@
-"""A grid: one YAML or Python file per table or figure of the paper, and its stages at one scale.
+"""A grid: one YAML file per table or figure of the paper, and its stages at one scale.
 
 docs/grids.md explains every key with examples. `sweeps.plan.cells` expands a grid to cells.
 """
@@ -17,7 +17,7 @@ from backbones.parsing import whole
 from backbones.validation import validate
 from routing.errors import UserError, one_of, require
 from sweeps import SweepError
-from sweeps.plan.config_files import read_python, read_yaml
+from sweeps.plan.config_files import read_yaml
 from sweeps.plan.resources import check_cluster
 from sweeps.store.folder import is_file_name
 from sweeps.store.overrides import fill, format_value
@@ -169,20 +169,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid as its file has it; `stages(scale)` merges the sections of one scale.
-
-    `commands` are entry points of a grid in Python, by command.
-    """
+    """A grid as its file has it; `stages(scale)` merges the sections of one scale."""
 
     name: str
     raw: Mapping[str, Any]
     path: Path
-    commands: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def code(self) -> Path | None:
-        """The file if it is Python, which jobs may import."""
-        return self.path if self.path.suffix == ".py" else None
 
     @property
     def title(self) -> str:
@@ -213,7 +204,7 @@ class Grid:
         first = {key: value for key, value in self.raw.items() if key in STAGE_KEYS}
         stages: dict[str, Stage] = {}
         for raw in (first, *(self.raw.get("stages") or ())):
-            stage = _resolve_stage(raw, scale, ENTRIES | dict(self.commands))
+            stage = _resolve_stage(raw, scale)
             if stage is None:
                 continue
             require(
@@ -262,29 +253,23 @@ def check_name(name: str) -> str:
 
 
 def load(name: str) -> Grid:
-    """Read a grid by name or path; a `.py` file is executed.
+    """Read a grid by name or path.
 
     Raises:
         UserError: There is no such file, or it is not a valid grid.
     """
-    commands: dict[str, str] = {}
-    if name.endswith(".py"):
-        path = Path(name)
-        check_name(path.stem)
-        raw, commands = read_python(path, GRID_KEYS, MAX_CELLS)
-    else:
-        path, raw = read_yaml("grid", name, FOLDER)
-        check_name(path.stem)
+    path, raw = read_yaml("grid", name, FOLDER)
+    check_name(path.stem)
     try:
         validate(GridOptions, raw)
         for index, stage in enumerate(raw.get("stages") or ()):
             validate(StageOptions, stage, f"stages.{index}.")
     except UserError as error:
         raise SweepError(f"grid {path.stem}: {error}") from None
-    return Grid(path.stem, raw, path, commands)
+    return Grid(path.stem, raw, path)
 
 
-def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str]) -> Stage | None:
+def _resolve_stage(raw: Mapping[str, Any], scale: str) -> Stage | None:
     """Merge a stage's section for a scale; None for a later stage that is not part of the scale."""
     options = _merge_scale(raw, scale)
     if options.refused is not None:
@@ -292,7 +277,7 @@ def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str
             return None
         raise SweepError(f"has no scale {scale}: {options.refused}")
     command = options.command or "train"
-    one_of("command", command, list(entries), SweepError)
+    one_of("command", command, list(ENTRIES), SweepError)
     name = options.name or command
     require(
         is_file_name(name),
@@ -305,7 +290,7 @@ def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str
     _check_reserved(options, has_seeds=seeds is not None)
     return Stage(
         name=name,
-        entry=entries[command],
+        entry=ENTRIES[command],
         args=tuple(map(str, options.args or ())),
         base=options.base or {},
         factors=_factors(options, seeds),

@@ -61,7 +61,7 @@ def make_plan(
 ) -> Plan:
     """Compose and check every cell of a grid at a scale, with a user's overrides by key.
 
-    `compare_at` is what is equal for each cell and its dense run: steps, flops or hours. `check` is
+    `compare_at` is what is equal for each cell and its dense run: steps or flops. `check` is
     called with each configuration and its run before the next is composed, so that a large grid
     fails at its first cell.
 
@@ -78,9 +78,6 @@ def make_plan(
             plan.left_out.append((cell.label, "what it starts from is left out"))
             continue
         waits = parent is not None and not parent.finished
-        if waits and compare_at == "hours" and cell.stage.trains:
-            plan.left_out.append((cell.label, "its speed is unknown: launch again later"))
-            continue
         if cell.stage.trains:
             run = _plan_training(plan, cell, parent, compare_at)
         else:

@@ -13,7 +13,6 @@ from typing import Any
 
 from experiments.runtime import run_folder
 from experiments.runtime.console import clock
-from sweeps.jobs.job_end import read_from
 from sweeps.plan.dependencies import display_name
 from sweeps.plan.resources import describe_stored
 from sweeps.status.run_status import STATES, RunStatus
@@ -102,27 +101,6 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
         "mixed_code": mixed_pairs(sweep, [row.run for row in rows]),
         "runs": runs,
     }
-
-
-def follow(sweep: Sweep, run: PlannedRun) -> None:
-    """Print a run's log from its last lines on, until the run is no longer live."""
-    ends: dict[Path, int | None] = {}
-    shown = ""
-    for poll in itertools.count():
-        rows = [] if poll % 10 else statuses(sweep, [run])[0]
-        batch = sweep.latest_batches().get(run.name)
-        for kind in ("out", "err"):
-            log = None if batch is None else sweep.log(batch, run.name, kind)
-            if log is not None:
-                text, ends[log] = read_from(log, ends.get(log))
-                print(text, end="", flush=True)
-        for row in rows:
-            if shown != f"{row.state} {row.why}":
-                shown = f"{row.state} {row.why}"
-                print("\n".join(plain([row])), flush=True)
-            if not row.live:
-                return
-        time.sleep(0.5)
 
 
 def details(sweep: Sweep, run: PlannedRun) -> list[str]:

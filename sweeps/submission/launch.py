@@ -38,25 +38,24 @@ def launch(
             if not runs:
                 say("nothing to submit")
                 return None
-            batch = submit(sweep, runs, resources, grid.code, say)
+            batch = submit(sweep, runs, resources, say)
     return run_here(sweep, runs, batch, say) if batch.kind == "debug" else []
 
 
 def retry(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Print = print,
-    grid: Grid | None = None, resources_by_run: Mapping[str, Resources] | None = None,
+    resources_by_run: Mapping[str, Resources] | None = None,
 ) -> Runs | None:  # fmt: skip
     """Submit the failed and stopped runs among `runs` again; each resumes from its last checkpoint.
 
     Tables of their results are recomputed; a queued or running job of such a table is replaced.
-    `grid` is that of the sweep, if it is one in Python; `resources_by_run` as in `submit`. Returns
-    what `launch` returns.
+    `resources_by_run` as in `submit`. Returns what `launch` returns.
 
     Raises:
-        SweepError: A run's entry point, from the sweep's file, is neither in this suite nor in
-            `grid`; or the scheduler refuses.
+        SweepError: A run's entry point, from the sweep's file, is not one of this suite; or the
+            scheduler refuses.
     """
-    check_entries(sweep, runs, grid)
+    check_entries(sweep, runs)
     with locked(sweep.locked_folder, wait_s=60.0):
         latest = sweep.latest_batches()
         rows, trouble = statuses(sweep)
@@ -66,8 +65,7 @@ def retry(
             say("nothing has failed or stopped")
             return None
         with sweep.undo_if_refused():
-            code = grid.code if grid else None
-            batch = submit(sweep, selected, resources, code, say, resources_by_run)
+            batch = submit(sweep, selected, resources, say, resources_by_run)
         names = {run.name for run in selected}
         end_replaced(sweep, names, rows, latest, say)
     return run_here(sweep, selected, batch, say) if batch.kind == "debug" else []

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from routing.errors import require
 from sweeps import SweepError
-from sweeps.plan.grid import ENTRIES, Grid
+from sweeps.plan.grid import ENTRIES
 from sweeps.status.run_status import RunStatus
 from sweeps.status.status import require_queue, statuses
 from sweeps.store.folder import Sweep
@@ -101,13 +101,11 @@ def find_failed(runs: Sequence[PlannedRun], rows: Sequence[RunStatus], say: Prin
     return selected
 
 
-def check_entries(sweep: Sweep, runs: Sequence[PlannedRun], grid: Grid | None) -> None:
-    """Refuse an entry point, from the sweep's file, that neither this suite nor `grid` has."""
-    entries = {*ENTRIES.values(), *(grid.commands.values() if grid else ())}
-    foreign = {run.entry for run in runs} - entries
+def check_entries(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:
+    """Refuse an entry point, from the sweep's file, that is not one of this suite."""
+    foreign = {run.entry for run in runs} - set(ENTRIES.values())
     require(
         not foreign,
-        f"sweep {sweep.name} runs {', '.join(sorted(foreign))}, a command of a grid in Python; "
-        f"type python -m sweeps retry PATH/{sweep.name}.py",
+        f"sweep {sweep.name} runs {', '.join(sorted(foreign))}, which is no command of this suite",
         SweepError,
     )

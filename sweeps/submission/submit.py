@@ -1,7 +1,6 @@
 """One submission: recorded, then handed to Slurm or a pool."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from sweeps.jobs import pool
 from sweeps.jobs.snapshot import snapshot
@@ -15,14 +14,14 @@ from sweeps.submission.missing import Print
 
 
 def submit(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, code: Path | None, say: Print,
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Print,
     resources_by_run: Mapping[str, Resources] | None = None,
 ) -> JobBatch:  # fmt: skip
     """Record a submission, then hand its runs to Slurm or a pool; `debug` runs start later.
 
-    Each of the runs comes after those that it waits for. `code` is the grid, if it is one in
-    Python. `resources_by_run` is what each run gets, by name; by default `resources`, with the keys
-    that the grid changes. Returns the batch, the last one of several.
+    Each of the runs comes after those that it waits for. `resources_by_run` is what each run gets,
+    by name; by default `resources`, with the keys that the grid changes. Returns the batch, the
+    last one of several.
 
     Raises:
         SweepError: The scheduler refuses, or the resources of a run are invalid.
@@ -35,7 +34,7 @@ def submit(
         # The weights of its parent may be others by the time it finds its folder again.
         sweep.forget_resolution(run.name)
     sweep.logs.mkdir(parents=True, exist_ok=True)  # a pool without it would wait for it
-    code_name = "" if kind == "debug" else snapshot(sweep.snapshots, grid_code=code).name
+    code_name = "" if kind == "debug" else snapshot(sweep.snapshots).name
     live = find_live_jobs(sweep, runs, kind)
     if kind == "slurm":
         arrays = split_into_arrays(runs, each)

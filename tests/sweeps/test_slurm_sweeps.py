@@ -23,8 +23,7 @@ def test_an_array_runs_the_snapshot_throttled_and_status_agrees_with_squeue(cli)
     setup = ["export SAID='a: b'", 'echo "on $SLURMD_NODENAME $SAID"']
     cli.resources(gpus="a100:1", setup=setup)
     text = cli("launch", "cluster.partition=nowhere", code=2)
-    said, error = text.rstrip().splitlines()  # a grid in Python is said to be code, then the refusal
-    assert "is code" in said and error.startswith("error: sbatch refused:") and "partition" in error
+    assert text.startswith("error: sbatch refused:") and "partition" in text
     assert not cli.sweep.runs() and cli.sweep.batches() == []
     cli.stub({"sleep": 0.05})
     words = ["seed=0,1,2", "--throttle", "2"]

@@ -67,20 +67,6 @@ def test_a_wrong_grid_is_one_sentence(text, message, refused, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import nothing_there", "ModuleNotFoundError"),
-        ("commands = {'tell': lambda words: print(words)}", "needs a function with a name in this file"),
-        ("def cells():\n    yield 3", "TypeError"),
-        ("def cells():\n    while True:\n        yield {}", "more than 10000 cells"),
-    ],
-)
-def test_a_wrong_grid_in_python_is_one_sentence(text, message, refused, tmp_path):
-    (tmp_path / "bad.py").write_text(text)
-    assert message in refused("launch", "bad.py", "--dry-run")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
         ("time: soon", "time=soon: expected minutes"),
         ("time: '1:00'\nsignal_s: 120", "signal_s=120: expected less than time=1:00"),
         ("partition: a; rm -rf /", "no characters but those of sbatch options"),
@@ -108,7 +94,6 @@ PREDICT = "base: {data: digits, eval: digits, train.steps: 400}\naxes: {route: [
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("launch route_placement.py", "there is no such file"),
         ("launch route_placement train.lr=1 train.lr=2", "train.lr is given twice; expected train.lr=A,B"),
         ("launch route_placement train.lr=", "expected key=value or key=A,B"),
         ("launch route_placement seeds=0,1", "key of grid files; expected seed=0,1"),
@@ -120,7 +105,6 @@ PREDICT = "base: {data: digits, eval: digits, train.steps: 400}\naxes: {route: [
         ("launch route_placement --trials 3", "has no search section"),
         ("launch search_route train.lr=1", "leave the argument out"),
         ("launch search_route eval=none --dry-run", "search: eval=none computes no metric"),
-        ("launch random.py", "could not import random, a module; rename it"),
         ("launch code.yaml", "rename it"),  # its folder would be that of the copies of the code
         ("retry route_placement dry=true", "dry= belongs to launch"),
     ],
@@ -128,5 +112,4 @@ PREDICT = "base: {data: digits, eval: digits, train.steps: 400}\naxes: {route: [
 def test_a_wrong_command_is_one_sentence(words, message, refused, tmp_path):
     for name in ("tiny", "code"):
         (tmp_path / f"{name}.yaml").write_text(PREDICT)
-    (tmp_path / "random.py").write_text("seeds = [0]")
     assert message in refused(*words.split())

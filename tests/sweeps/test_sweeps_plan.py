@@ -169,18 +169,6 @@ def test_every_method_of_a_grid_meets_the_same_dense_run(name):
     assert max(macs) / min(macs) < 1.002
 
 
-def test_equal_hours_take_measured_speeds(tmp_path):
-    raw = {"axes": {"route": ["none", "2-8"]}, "base": {"train.steps": 1000}}
-    with pytest.raises(SweepError, match="needs the measured speed of dit-T4-mnist_2-8.*for a few steps"):
-        planned(tmp_path, way="hours", **raw)
-    for run, speed in zip(planned(tmp_path, **raw).runs, (100.0, 130.0), strict=True):
-        Path(run.folder).mkdir(parents=True)
-        (Path(run.folder) / "summary.json").write_text(json.dumps({"images_per_s": speed}))
-    assert [r.steps for r in planned(tmp_path, way="hours", **raw).runs] == [1000, 1300]
-    with pytest.raises(SweepError, match="did you mean flops"):
-        planned(tmp_path, way="flop", **raw)
-
-
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path, monkeypatch):
     grid_plan = planned(tmp_path, axes={"route": ["none", "2-8"]})
     place = resources.load("slurm", "tiny", {"tflops": "0.5"})

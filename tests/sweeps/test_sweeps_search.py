@@ -2,10 +2,9 @@
 
 import signal
 import sys
-from pathlib import Path
 
 import pytest
-from slurm_lab import COMMANDS, until, write_grid
+from slurm_lab import until, write_grid
 
 from sweeps import command as sweeps_command
 from sweeps.store.folder import Sweep
@@ -94,30 +93,3 @@ def test_a_search_that_was_cut_off_before_its_study_has_no_trials(tmp_path):
     journal.parent.mkdir(parents=True)
     journal.write_text('{"op_code": 0, "wor')
     assert summary(Sweep(tmp_path, "g")) == []
-
-
-# --- grids in Python ------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(cli):
-    cli.grid = str(cli.folder / "mine.py")
-    path, sweep = Path(cli.grid), Sweep(cli.runs, "mine")
-    path.write_text(
-        "from pathlib import Path\n"
-        "def cells():\n    for lr in (1, 2):\n        yield {'train.lr': lr / 1000, 'route': f'{lr}-8'}\n"
-        "def tell(words):\n    Path(words[0]).parent.mkdir(parents=True, exist_ok=True)\n"
-        "    Path(words[0]).write_text(Path(__file__).parent.name)\n"
-        f"base = {{'train.steps': 2}}\ncommands = {{'train': {COMMANDS['train']!r}, 'tell': tell}}\n"
-        "stages = [{'name': 'note', 'of': 'train', 'command': 'tell', 'args': ['{out}']}]\n"
-    )
-    assert "mine.py is code: it is executed" in cli("launch", "cluster=local")
-    until(lambda: all(map(sweep.is_done, sweep.runs().values())), what="the runs")
-    assert {r.varies["route"] for r in sweep.runs().values() if r.trains} == {"1-8", "2-8"}
-    # The job ran the file that was submitted.
-    batch = sweep.batches()[-1]
-    assert {p.read_text() for p in (sweep.path / "outputs").iterdir()} == {batch.code}
-    assert (sweep.snapshots / batch.code / "mine.py").read_text() == path.read_text()
-    # By the name alone nobody has said that its code may be run.
-    cli.grid = "mine"
-    assert "type python -m sweeps retry PATH/mine.py" in cli("retry", code=2)
