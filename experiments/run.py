@@ -14,18 +14,12 @@ from experiments.runtime.command import HELP_WORDS, run_command
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
-    # Hydra's shell completion only works with files that contain this text: @hydra.main
     from experiments.config.help import help_text
 
     argv = ["dry=true" if argument == "--dry-run" else argument for argument in argv]
     if not HELP_WORDS.isdisjoint(argv):
         topics = [name for name in argv if name[:1] != "-" and name != "help"]
         print(help_text(*topics[:1]))
-        return 0
-    if any(flag in argv for flag in ("-sc", "--shell-completion")):
-        from experiments.config.compose import complete
-
-        complete(argv)
         return 0
     from experiments.config.compose import load
     from experiments.multirun import multirun

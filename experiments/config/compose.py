@@ -165,15 +165,3 @@ def _valid_keys(selections: tuple[str, ...]) -> frozenset[str]:
     keys = flatten(_plain_values(compose_by_hydra(selections), selections))
     # Changing a name alone would leave the options of another entry behind it.
     return frozenset(keys) - {f"{group}.name" for group in GROUPS}
-
-
-def complete(argv: Sequence[str]) -> None:
-    """Complete a word for a shell (query=SHELL), or print what sets it up (install=SHELL)."""
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        hydra.shell_completion("config", [name for name in argv if not name.startswith("-")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -30,9 +31,27 @@ class Interrupted(Exception):
         self.step = step
 
 
+# Characters of one word, such as a value, and of a whole error that are shown.
+_LONGEST_WORD, _LONGEST_ERROR = 200, 1000
+
+
+def _cut_middle(text: str, longest: int) -> str:
+    """Leave out the middle of a long text: its end may say what was expected."""
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest - 60]}...{text[-57:]}"
+
+
 def print_error(error: object) -> None:
-    """Print an error as one line; on a terminal broken between words, so that paths stay whole."""
-    text = f"error: {error}"
+    """Print an error as one line; on a terminal broken between words, so that paths stay whole.
+
+    Values may come from anywhere: long ones are cut, and control characters are escaped.
+    """
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+    text = re.sub(
+        rf"\S{{{_LONGEST_WORD},}}", lambda word: _cut_middle(word[0], _LONGEST_WORD), text
+    )
+    text = f"error: {_cut_middle(text, _LONGEST_ERROR)}"
     if sys.stderr.isatty():
         text = fit(text, shutil.get_terminal_size().columns)
     print(text, file=sys.stderr)

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from experiments.runtime import run_folder, signals
 from experiments.runtime.command import EXIT_CODES, Interrupted, choose_spinning
+from experiments.runtime.errors import print_error
 from routing.errors import UserError, require
 from sweeps import SweepError
 from sweeps.jobs.job_process import (
@@ -293,7 +294,10 @@ def run_here(
             (sweep.logs / f"{batch.name}_{run.name}.err").write_text(text)
             # A user's error is a sentence here; its traceback is in the log.
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"error: {error}\n" if isinstance(error, UserError) else text)
+                if isinstance(error, UserError):
+                    print_error(error)
+                else:
+                    sys.stderr.write(text)
             failed.append(run)
     if failed:
         say(f"{len(failed)} of {len(runs)} failed")

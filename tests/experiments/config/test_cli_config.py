@@ -139,13 +139,6 @@ def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
         help_text("data=nope")
 
 
-def test_a_shell_completes_groups_and_keys(tmp_path):
-    asked = os.environ | {"COMP_LINE": "python experiments/run.py backbone="}
-    words = command("-sc", "query=bash")
-    assert b"backbone=mamba" in subprocess.run(words, cwd=tmp_path, env=asked, stdout=subprocess.PIPE).stdout
-    assert "@hydra.main" in (ROOT / "experiments/run.py").read_text()  # the script looks for it
-
-
 TORCH_FREE = """
 import sys
 sys.path.insert(0, {root!r})

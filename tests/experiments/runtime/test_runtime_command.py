@@ -46,7 +46,9 @@ def test_memory_that_runs_out_anywhere_is_one_sentence(capsys):
 
 def test_a_benchmark_without_memory_names_its_own_keys(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_report.step_times, "make_step", failing(RuntimeError("CUDA out of memory")))
-    options = BenchOptions(backbone=("dit",), size=("T/2",), tokens=(16,), device="cpu", out=str(tmp_path / "bench.json"))
+    options = BenchOptions(
+        backbone=("dit",), size=("T/2",), tokens=(16,), device="cpu", out=str(tmp_path / "bench.json")
+    )
     with pytest.raises(UserError, match=r"out of memory in parts=steps: .*tokens=.*batch="):
         bench_report.run(options, say=lambda text: None)
 
@@ -95,3 +97,26 @@ def test_a_closed_output_does_not_end_a_command(tmp_path):
     words = ["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        (
+            f"data.path={'x' * 3000}/y: no such folder; expected one",
+            ("data.path=x", "/y: no such folder; expected one"),
+        ),
+        (f"cannot read {'seed=1 ' * 900}: given twice", ("cannot read seed=1", "seed=1 : given twice")),
+        (f"route={'9' * 3000}: expected one of {', '.join(map(str, range(2000)))}", ("route=9", "1998, 1999")),
+    ],
+)
+def test_an_error_line_is_short_however_long_the_value(text, ends, capsys):
+    assert run_command(failing(UserError(text)), []) == 2
+    line = capsys.readouterr().err
+    assert len(line) <= 1010 and line.count("\n") == 1
+    assert line.startswith(f"error: {ends[0]}") and line.endswith(f"{ends[1]}\n")
+
+
+def test_an_error_sends_no_control_characters_to_the_terminal(capsys):
+    assert run_command(failing(UserError("x=\x1b[31ma\r\nb\x07: 実験 of é")), []) == 2
+    assert capsys.readouterr().err == "error: x=\\x1b[31ma\\r\\nb\\x07: 実験 of é\n"
