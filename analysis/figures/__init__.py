@@ -7,7 +7,13 @@ import argparse
 from pathlib import Path
 
 from analysis.comparison.results import Results, Source, results_for_command
-from analysis.errors import pick
+from analysis.errors import AnalysisError, pick
+
+try:
+    import matplotlib  # noqa: F401
+except ValueError as error:  # MPLBACKEND names the backend of a package that is not installed
+    raise AnalysisError(f"matplotlib cannot be imported: {str(error)[:150]}") from None
+
 from analysis.figures.layer_maps import similarity, similarity_maps
 from analysis.figures.scans import scan_paths, selections
 from analysis.figures.style import Plot

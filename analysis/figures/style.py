@@ -48,8 +48,9 @@ _MARKERS = ["^", "D", "v", "P", "X"]
 SIGNED = "RdBu_r"
 # Keyword arguments of matplotlib.
 Options = dict[str, Any]
-# Decorates a drawing function: it draws in the project's style, whatever style the caller has.
-styled = mpl_style.context(STYLE)
+# Decorates a drawing function: it draws in the project's style, whatever style the caller or the
+# user's matplotlibrc has.
+styled = mpl_style.context(STYLE, after_reset=True)
 
 
 def colour(backbone: str) -> str:

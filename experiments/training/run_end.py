@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +62,13 @@ def write_end(folder: Path, status: str, **fields: Any) -> None:
 
 
 def write_results(training_step: TrainingStep, session_seconds: float) -> None:
-    """Write the weights, the loss curve and, last, `summary.json`."""
+    """Write the weights and, last, `summary.json`."""
     config, state, cost = training_step.config, training_step.state, training_step.cost
     folder, step = config.folder, state.step
     weights = state.ema_state_dict()
     trained_model.export(
         folder / "model.safetensors", state.model, weights, config, step, state.info
     )
-    loss_curve = draw_curve(folder)
     scores = {line["metric"]: line["value"] for line in records.read_scores(folder, step)}
     last_metrics = (records.read_metrics(folder) or [{}])[-1]
     summary = {
@@ -98,14 +96,24 @@ def write_results(training_step: TrainingStep, session_seconds: float) -> None:
         "loss": last_metrics.get("loss"),
         "skipped": last_metrics.get("skipped"),
         "scores": scores,
-        "loss_curve": loss_curve,
     }
     records.write_status(folder, "done", step=step, steps=config.train.steps)
     atomic_write(folder / "summary.json", json.dumps(summary, indent=1))
 
 
-def draw_curve(folder: Path) -> str | None:
-    """Draw `loss.png` from `metrics.jsonl`; return its name."""
+def draw_curve(folder: Path, say: Callable[[str], object]) -> None:
+    """Draw `loss.png`; where that fails, say why in one line: the run has ended and stays done."""
+    try:
+        _draw_curve(folder)
+    # Anything: matplotlib's import reads the user's MPLBACKEND and matplotlibrc, saving needs room.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        say(f"warning: {folder / 'loss.png'} could not be drawn ({type(error).__name__}: {reason})")
+
+
+def _draw_curve(folder: Path) -> None:
+    """Draw `loss.png` from `metrics.jsonl`."""
+    from matplotlib import style
     from matplotlib.figure import Figure
 
     steps, losses = [], []
@@ -114,21 +122,32 @@ def draw_curve(folder: Path) -> str | None:
             steps.append(entry["step"])
             losses.append(entry["loss"])
     if not steps:
-        return None
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    axes = figure.subplots()
-    if len(steps) < 20:  # a moving average of so few points lags behind them
-        axes.plot(steps, losses, "o-", linewidth=0.8, clip_on=False, label="logged")
-    else:
-        axes.plot(steps, losses, linewidth=0.8, color="#bbbbbb", label="logged")
-        smooth = list(accumulate(losses, lambda mean, loss: 0.7 * mean + 0.3 * loss))
-        axes.plot(steps, smooth, linewidth=1.6, label="moving average", color="#0072b2")
-    if min(losses) > 0 and max(losses) / min(losses) > 5:
-        axes.set_yscale("log")
-    axes.set(xlabel="step", ylabel="training loss", xlim=(0, max(steps)))
-    axes.set_title(folder.name, fontsize=8)
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    with atomic_path(folder / "loss.png") as temporary:
-        figure.savefig(temporary, dpi=150)
-    return "loss.png"
+        return
+    # Not the user's matplotlibrc: with text.usetex, LaTeX refuses the underscores of the name.
+    with style.context("default"):
+        figure = Figure(figsize=(6, 3.2), layout="constrained")
+        axes = figure.subplots()
+        if len(steps) < 20:  # a moving average of so few points lags behind them
+            axes.plot(steps, losses, "o-", linewidth=0.8, clip_on=False, label="logged")
+        else:
+            axes.plot(steps, losses, linewidth=0.8, color="#bbbbbb", label="logged")
+            smooth = moving_average(losses)
+            axes.plot(steps, smooth, linewidth=1.6, label="moving average", color="#0072b2")
+        if min(losses) > 0 and max(losses) / min(losses) > 5:
+            axes.set_yscale("log")
+        axes.set(xlabel="step", ylabel="training loss", xlim=(0, max(steps)))
+        axes.set_title(folder.name, fontsize=8)
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        with atomic_path(folder / "loss.png") as temporary:
+            figure.savefig(temporary, dpi=150)
+
+
+def moving_average(values: Sequence[float], decay: float = 0.7) -> list[float]:
+    """Return the exponential moving average; weights sum to 1, so that the first has no excess."""
+    averages = []
+    total = weight = 0.0
+    for value in values:
+        total, weight = decay * total + value, decay * weight + 1
+        averages.append(total / weight)
+    return averages

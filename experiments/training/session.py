@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +44,24 @@ def train(config: Config, *, quiet: bool = False, overrides: Sequence[str] = ())
         native.start_build(console.say)  # while the data are read and the model is made
     with signals.installed():
         if not accelerator.is_main_process:
-            _train_in_folder(config, accelerator, console, overrides)
+            _train_in_folder(config, accelerator, console)
             return folder
         with run_end.owned_folder(folder, config.train.steps):
-            _train_in_folder(config, accelerator, console, overrides)
+            evaluation_seconds = _train_in_folder(config, accelerator, console)
+        # The run has ended: nothing that fails from here on changes its state.
+        run_end.draw_curve(folder, console.say)
+        show_results(console, config, overrides, evaluation_seconds)
     return folder
 
 
 def _train_in_folder(
-    config: Config, accelerator: Any, console: Console, overrides: Sequence[str]
-) -> None:
-    """Train to the last step in the run folder, which the first process has locked."""
+    config: Config, accelerator: Any, console: Console
+) -> Mapping[str, Sequence[float]]:
+    """Train to the last step in the run folder, which the first process has locked.
+
+    Returns:
+        Durations of its evaluations.
+    """
     start_time = time.monotonic()
     is_main = accelerator.is_main_process
     with console.progress("preparing data and model"):
@@ -73,9 +80,9 @@ def _train_in_folder(
     if is_main:
         trainer.check_folder()
         seconds = time.monotonic() - start_time
-        with console.progress("weights and loss curve"):
+        with console.progress("weights"):
             run_end.write_results(trainer.training_step, seconds)
     accelerator.wait_for_everyone()
     for tracker in accelerator.trackers:  # not `end_training`, which ends the process group too
         tracker.finish()
-    show_results(console, config, overrides, trainer.evaluation.seconds)
+    return trainer.evaluation.seconds

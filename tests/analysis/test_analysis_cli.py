@@ -1,5 +1,6 @@
 """`python -m analysis`: what it prints, what it writes, and how it refuses."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 from analysis_runs import ACCURACY, METRIC, write, write_pairs
-from suite import RESULTS
+from suite import RESULTS, ROOT
 
 from analysis.command import main, parser
 from analysis.comparison import compare
@@ -85,6 +86,24 @@ def test_figures_are_written_and_the_rest_named(runs, capsys):
     assert {p.suffix for p in (runs / "f").iterdir()} == {".pdf", ".png", ".csv"}
     assert main(["figures", str(runs), "--only", "guidance", "--out", str(runs / "g")]) == 0
     assert capsys.readouterr().out == "not given by these runs: guidance\n"  # no folder was made
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "line"),
+    [
+        ("MPLBACKEND", "absent", 2, "error: matplotlib cannot be imported: Key backend: 'absent'"),
+        ("MATPLOTLIBRC", "text.usetex: True", 0, ""),  # figures have a style of their own
+    ],
+)
+def test_a_users_settings_of_matplotlib_are_refused_in_one_line_or_not_used(name, value, code, line, runs, tmp_path):
+    if name == "MATPLOTLIBRC":
+        (tmp_path / "matplotlibrc").write_text(value)
+        value = str(tmp_path / "matplotlibrc")
+    words = [sys.executable, "-m", "analysis", "figures", str(runs), "--only", "convergence"]
+    environment = {**os.environ, name: value}
+    result = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert result.returncode == code and result.stderr.startswith(line), result.stderr
+    assert len(result.stderr.splitlines()) == (code != 0)
 
 
 def test_help_needs_neither_torch_nor_pandas_and_tables_no_torch(runs):

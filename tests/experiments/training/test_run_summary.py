@@ -1,13 +1,19 @@
 """The last lines of a run: times, and commands that work as they are printed."""
 
+import contextlib
 import json
 import shlex
+import sys
 
-from small import ROOT
+import pytest
+from matplotlib.figure import Figure
+from small import ROOT, small
 
 from experiments.config.compose import load
 from experiments.runtime.console import Console
-from experiments.training.summary import show_results
+from experiments.training.run_end import moving_average
+from experiments.training.session import train
+from experiments.training.summary import read_summary, show_results
 
 
 def test_a_routed_run_ends_with_commands_that_sample_and_compare_with_its_dense_baseline(tmp_path, capsys, monkeypatch):
@@ -38,3 +44,38 @@ def test_a_routed_run_ends_with_commands_that_sample_and_compare_with_its_dense_
     (sparse.folder / "summary.json").write_text(json.dumps(summary | {"name": sparse.name}))
     show_results(Console(), sparse)
     assert "compare" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        ("matplotlib.figure", None),  # cannot be imported
+        (None, ValueError("Key backend: 'module://ipympl' is not a valid value")),
+        (None, RuntimeError("latex could not be found")),
+        (None, OSError(28, "No space left on device")),
+        (None, KeyboardInterrupt()),  # a second Ctrl-C
+    ],
+    ids=["import", "backend", "latex", "full disk", "Ctrl-C"],
+)
+def test_a_picture_that_cannot_be_drawn_leaves_a_finished_run_done(module, error, tmp_path, capsys, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    if module:
+        monkeypatch.setitem(sys.modules, module, None)
+    else:
+        monkeypatch.setattr(Figure, "savefig", fail)
+    config = small(tmp_path)
+    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else contextlib.nullcontext():
+        train(config)
+        assert "loss.png could not be drawn" in capsys.readouterr().out
+    summary = read_summary(config.folder)
+    assert summary["step"] == 6 and "loss_curve" not in summary
+    assert json.loads((config.folder / "status.json").read_text())["status"] == "done"
+    train(config)
+    assert "done already" in capsys.readouterr().out
+
+
+def test_the_moving_average_of_losses_starts_without_excess_of_the_first():
+    assert moving_average([5.0] * 4) == pytest.approx([5.0] * 4)
+    assert moving_average([9.0, 1.0])[1] == pytest.approx((0.7 * 9 + 1) / 1.7)
