@@ -1,17 +1,15 @@
 """`retry` and `cancel`: change what was launched.
 
-Each run of a retry gets the resources of its last launch, with more memory if it ran out
-(`cluster.retry_memory` says how much more).
+Each run of a retry gets the resources of its last launch.
 """
 
 import argparse
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sweeps.commands.arguments import Arguments
 from sweeps.plan.resources import by_run
-from sweeps.status.run_status import RunStatus, finite_number
+from sweeps.status.run_status import RunStatus
 from sweeps.status.status import statuses
 from sweeps.store.folder import Sweep
 from sweeps.store.resource_options import Resources
@@ -49,7 +47,7 @@ def retry_command(options: argparse.Namespace) -> int:
 def _group_by_cluster(
     sweep: Sweep, due: Runs, rows: Mapping[str, RunStatus], arguments: Arguments
 ) -> list[RetryGroup]:
-    """Group runs of a retry by where they were launched last; print who gets more memory.
+    """Group runs of a retry by where they were launched last.
 
     A sweep may have several scales, and single runs may have been debugged.
     """
@@ -59,14 +57,7 @@ def _group_by_cluster(
     for run in due:
         batch = latest.get(run.name)
         base = arguments.resources_of_last_launch(stored, run, batch)
-        run_resources, explanation = resources_of_retry(
-            rows[run.name],
-            by_run(base, [run])[run.name],
-            last_gb=finite_number(batch.resources if batch is not None else {}, "memory_gb"),
-            is_typed="memory_gb" in arguments.cluster_keys,
-        )
-        if explanation:
-            print(explanation)
+        run_resources = by_run(base, [run])[run.name]
         # One submission for all of a Slurm cluster, where runs may wait for each other.
         key = f"{base.name} {base.slurm_cluster}" if base.kind == "slurm" else repr(base)
         if rows[run.name].state not in DUE_STATES:  # group a table with a run it reads
@@ -79,36 +70,6 @@ def _group_by_cluster(
         group.runs.append(run)
         group.resources_by_run[run.name] = run_resources
     return list(groups.values())
-
-
-def resources_of_retry(
-    row: RunStatus, resources: Resources, last_gb: float | None, is_typed: bool
-) -> tuple[Resources, str]:
-    """Return the resources of a retry, and the line that explains them ("" for no change).
-
-    `resources` are those of the last launch, or of the cluster that was typed again; `last_gb` is
-    the memory that the run had, if known. Memory that is typed for the retry is not changed.
-    """
-    factor, memory = resources.retry_memory, resources.memory_gb
-    if factor is None or memory is None or resources.kind != "slurm" or is_typed:
-        return resources, ""
-    if not row.memory_ran_out and row.allocation_failed and resources.gpu_count:
-        return resources, (
-            f"{row.run.name} ran out of GPU memory, which cluster.retry_memory does not change: "
-            "type a smaller train.micro_batch="
-        )
-    if not row.memory_ran_out and not row.allocation_failed:
-        return resources, ""
-    memory = max(memory, last_gb or 0.0)
-    limit = resources.max_memory_gb
-    more = memory * factor if limit is None else min(memory * factor, limit)
-    fixed = sorted({*resources.fixed, "memory_gb"})  # a grid's `cluster` has the amount before
-    larger = dataclasses.replace(resources, memory_gb=more, fixed=fixed)
-    text = f"{row.run.name} ran out of memory at {memory:g} GB"
-    if limit is not None and more <= memory:
-        return larger, f"{text} and gets no more: cluster.max_memory_gb={limit:g}"
-    cap = f", the most that cluster.max_memory_gb={limit:g} allows" if more == limit else ""
-    return larger, f"{text} and gets {more:g} GB{cap}"
 
 
 def cancel_command(options: argparse.Namespace) -> None:

@@ -9,8 +9,6 @@ from sweeps.jobs.slurm import QueueJob
 
 # The last event of a run that was ended by SIGKILL; another process records it.
 KILLED = "killed by signal 9 (out of memory?)"
-# Errors with which a run itself reports that an allocation failed.
-_ALLOCATION_ERRORS = ("out of memory", "allocate memory", "MemoryError", "std::bad_alloc")
 _REASONS = {
     "": "its job is gone",
     "ENDED": "its process is gone",  # of a pool
@@ -62,11 +60,6 @@ def memory_ran_out(job: QueueJob, slurm_lines: str) -> bool:
         "exceeded job memory",
     )
     return any(sign in text for sign in signs)
-
-
-def is_allocation_error(error: str) -> bool:
-    """Return whether a run's own error, or the last line of its log, is a failed allocation."""
-    return error != KILLED and any(text in error for text in _ALLOCATION_ERRORS)
 
 
 def read_from(path: Path, start: int | None = None) -> tuple[str, int | None]:

@@ -29,7 +29,7 @@ from sweeps.store.resource_options import (
 )
 
 FOLDER = Path(__file__).parents[1] / "resources"
-_NUMBERS = ("memory_gb", "max_memory_gb", "retry_memory", "tflops")
+_NUMBERS = ("memory_gb", "tflops")
 # What a pool on this machine takes from a grid's `cluster`; `debug` takes nothing.
 _POOL_KEYS = ("gpus", "runs_per_gpu")
 

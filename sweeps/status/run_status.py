@@ -12,7 +12,7 @@ import psutil
 from backbones.parsing import is_number
 from experiments.runtime import run_folder
 from sweeps.jobs import slurm
-from sweeps.jobs.job_end import KILLED, end_reason, is_allocation_error, last_lines, memory_ran_out
+from sweeps.jobs.job_end import end_reason, last_lines
 from sweeps.jobs.job_process import host
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
@@ -48,8 +48,6 @@ class RunStatus:
         sweep: Another sweep, if it is a job of that one.
         elapsed: Seconds that its starts have run so far.
         trained: Seconds of these that were spent on steps.
-        memory_ran_out: Whether it was ended for using more main memory than its job has.
-        allocation_failed: Whether its own error was that memory, perhaps of its GPU, ran out.
     """
 
     run: PlannedRun
@@ -68,8 +66,6 @@ class RunStatus:
     sweep: str = ""
     elapsed: float = 0.0
     trained: float = 0.0
-    memory_ran_out: bool = False
-    allocation_failed: bool = False
 
     @property
     def extended(self) -> bool:
@@ -118,10 +114,6 @@ def job_status(
     if last and not times and not _is_of_batch(last, batch, row.job):
         last = {}
     row.state, row.why = _ended(sweep, row, batch, last, events, job, trouble)
-    # It cannot note this itself; the error of a run that could is another.
-    if row.state == "failed" and last.get("error", KILLED) == KILLED:
-        task_log = sweep.task_log(batch, run.name, "err") if batch.kind == "slurm" else None
-        row.memory_ran_out = memory_ran_out(job, last_lines(task_log)[1])
     return row
 
 
@@ -209,7 +201,6 @@ def _ended(
     how = last.get("how")
     if how in ("failed", "given up"):
         event = _failure(last, events)
-        row.allocation_failed = is_allocation_error(str(event.get("error", "")))
         place = f"  ({event['where']})" if event.get("where") else ""
         return "failed", " ".join(str(event.get("error", "")).split()) + place
     if how == "done":
@@ -232,7 +223,6 @@ def _ended(
     reason = end_reason(job, slurm_lines)
     if reason.startswith("killed"):  # then the log does not say why
         message = ""
-    row.allocation_failed = is_allocation_error(message)
     message = f": {message}" if message else ""
     return "failed", f"{reason}, saved step {row.step or 0}{message}"
 

@@ -24,8 +24,6 @@ _SET_BY_SWEEP = (
 _FOREIGN_OPTIONS = "sbatch options that the sweep does not set, such as {mail-type: END}"
 # Keys whose values a job executes.
 CODE_KEYS = ("setup", "srun", "python")
-# Options in `extra` that replace `memory_gb`.
-MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 # sbatch options that only request resources, or say when a job runs and whom it notifies. Others
 # are not taken from a folder of runs: export (LD_PRELOAD=...), container and plugins run code.
 _RETRY_EXTRA = {
@@ -82,10 +80,6 @@ class RunResources:
     runs_per_gpu: Annotated[int, Ge(1), Le(64), "runs that share one GPU"] = 1
     cpus: Annotated[Count, "CPUs per process"] = 1
     memory_gb: Annotated[float | None, Gt(0), "memory per node"] = None
-    retry_memory: Annotated[
-        float | None, Gt(1), Le(16), "what a retry multiplies memory_gb by, if memory ran out"
-    ] = None
-    max_memory_gb: Annotated[float | None, Gt(0), "the most that such a retry asks for"] = None
     time: Annotated[str | int, _SBATCH, "time limit of a job"] = "4:00:00"
     signal_s: Annotated[int, Ge(5), Le(99_999), "seconds before the limit at which a run saves"] = (
         180
@@ -191,20 +185,6 @@ class Resources(RunResources):
             "one GPU",
             SweepError,
         )
-        self._check_memory()
-
-    def _check_memory(self) -> None:
-        reason = "memory_gb=null" if self.memory_gb is None else ""
-        for option in MEMORY_OPTIONS:
-            if self.extra.get(option) is not None:
-                reason = f"extra={{{option}: ...}}"
-        if self.retry_memory is not None:
-            text = f"retry_memory={self.retry_memory:g} with {reason}"
-            require(not reason, f"{text}: expected memory_gb, which a retry multiplies", SweepError)
-        limit, memory = self.max_memory_gb, self.memory_gb
-        if limit is not None and memory is not None:
-            text = f"max_memory_gb={limit:g}: expected at least memory_gb={memory:g}"
-            require(limit >= memory, text, SweepError)
 
     @property
     def slurm_cluster(self) -> str:

@@ -14,11 +14,9 @@ from experiments.runtime import run_folder
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from sweeps import SweepError
-from sweeps.commands.retry_command import resources_of_retry
 from sweeps.jobs import pool_gpus, sbatch_script, sharing, slurm
 from sweeps.plan import cells, resources
 from sweeps.status import status
-from sweeps.status.run_status import RunStatus
 from sweeps.store.folder import JobBatch, Sweep
 
 RUNS = Path("/runs")
@@ -203,28 +201,3 @@ def test_a_retry_asks_for_what_each_run_had_and_for_what_is_typed(cli, answers, 
     assert sorted(submitted()) == sorted(first + second)
     cli("retry", "cluster=slurm", "cluster.time=0:30:00", "seed=0")
     assert submitted() == [(stage, memory, gpus, "0:30:00") for stage, memory, gpus, _ in first]
-
-
-@pytest.mark.parametrize(
-    ("row", "changes", "last_gb", "memory", "message"),
-    [
-        ({"memory_ran_out": True}, {}, None, 15, "r ran out of memory at 10 GB and gets 15 GB"),
-        # Where cluster= is typed again, what it had last counts.
-        ({"memory_ran_out": True}, {}, 15, 20, "gets 20 GB, the most that cluster.max_memory_gb=20 allows"),
-        ({"memory_ran_out": True}, {"memory_gb": 20}, None, 20, "and gets no more: cluster.max_memory_gb=20"),
-        ({"memory_ran_out": True}, {"retry_memory": None}, None, 10, ""),
-        ({"why": "killed by signal 9 (out of memory?)"}, {}, None, 10, ""),
-        # An allocation that fails is one of main memory where there is no GPU.
-        ({"allocation_failed": True}, {}, None, 10, "ran out of GPU memory, which cluster.retry_memory does not change"),
-        ({"allocation_failed": True}, {"gpus": 0}, None, 15, "r ran out of memory at 10 GB and gets 15 GB"),
-    ],
-)  # fmt: skip
-def test_more_memory_is_asked_for_after_it_ran_out_and_only_then(row, changes, last_gb, memory, message):
-    asked = {"memory_gb": "10", "retry_memory": "1.5", "max_memory_gb": "20", "gpus": "1"}
-    base = dataclasses.replace(resources.load("slurm", "tiny", asked), **changes)
-    row = RunStatus(make_run(RUNS), "failed", **row)
-    larger, text = resources_of_retry(row, base, last_gb, is_typed=False)
-    assert larger.memory_gb == memory and (message in text if message else text == "")
-    # The grid's own value does not take it back; what is typed for the retry stays.
-    assert resources.for_run(larger, {"memory_gb": 10}).memory_gb == memory
-    assert resources_of_retry(row, base, last_gb, is_typed=True) == (base, "")

@@ -76,8 +76,6 @@ def test_a_wrong_grid_is_one_sentence(text, message, refused, tmp_path):
         ("extra: {array: 0-5}", "options that the sweep does not set"),
         ('setup: ["a\\nb"]', "expected a list of lines such as [module load"),
         ("kind: local\nsetup: ['true']", "setup with kind=local: expected only with kind=slurm"),
-        ("kind: debug\nretry_memory: 2\nmemory_gb: null", "cluster.retry_memory=2 with memory_gb"),
-        ("memory_gb: 4\nmax_memory_gb: 2", "cluster.max_memory_gb=2: expected at least memory_gb=4"),
         # YAML 1.1 reads these as 8, 10, 1 and 10.
         ("nodes: 010", "nodes=010: expected an integer"),
         ("cpus: 1_0", "cpus=1_0: expected an integer"),

@@ -73,7 +73,6 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
         "out of memory (cluster.memory_gb= asks for more), saved step 0: MemoryError: all of it"
     )
     assert rows["r0003"].why == "Error: [red]no[/] second  (experiments/x.py:3)"
-    assert rows["r0004"].allocation_failed and not rows["r0003"].allocation_failed
     assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
     assert (rows["r0000"].trained, rows["r0000"].elapsed, rows["r0000"].score) == (8, 9, "FD 2.5")
     # Cancelled while it waited to go on, and forgotten by the queue.
