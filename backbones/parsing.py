@@ -46,10 +46,15 @@ def is_number(value: object) -> TypeGuard[float]:
     return abs(value) <= sys.float_info.max
 
 
-def bytes_of(path: Path) -> bytes:
-    """Read a file; pipes and devices, which may not end, are an `OSError` too."""
+def check_file(path: Path) -> None:
+    """Raise `OSError` for a pipe, device or folder: opening a pipe waits for a writer for ever."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it is no file", str(path))
+
+
+def bytes_of(path: Path) -> bytes:
+    """Read a file; pipes and devices, which may not end, are an `OSError` too."""
+    check_file(path)
     return path.read_bytes()
 
 

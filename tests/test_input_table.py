@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 
@@ -28,7 +29,8 @@ COMMANDS = {
 }
 
 
-# Words and a part of the message. {run}: a finished run, {bad}: a folder of damaged things, {tmp}: empty.
+# Words and a part of the message. {run}: a finished run, {bad}: a folder of damaged things, {tmp}: empty,
+# {pipes}: pipes without a writer in place of files, which opening would wait for.
 TABLES = {
     "run": [
         # --- keys and groups
@@ -85,6 +87,10 @@ TABLES = {
         ("data=latents data.path={tmp}", "latent"),
         ("data=latents data.path={tmp} data.test=a data.held_out=5", "data.held_out=5: expected 0 with data.test=a"),
         ("data=latents data.path={bad}/store", "manifest"),
+        ("data=latents data.path={pipes}/shards size=T/2", "a.safetensors"),
+        ("data=latents data.path={pipes}/statistics size=T/2", "latents_stats.pt"),
+        ("data=digits init={pipes}/weights.safetensors", "no weights at"),
+        ("data=digits guidance=autoguidance guidance.checkpoint={pipes}/weights.safetensors", "it is no file"),
         # --- too many, too deep, too long
         (f"train.lr={'[' * 200}", "deeper than 64"),
         ("backbone.width=65536 backbone.depth=1024", "GB of memory"),
@@ -124,6 +130,8 @@ TABLES = {
         ("{run} --guidance autoguidance", "guidance.checkpoint=RUN@STEP"),
         ("{run} --guidance none --scale 2", "scale 2: there is no guidance; add --guidance cfg"),
         ("{run} --captions cat", "not conditioned on text"),
+        ("{run} --captions {pipes}/captions.txt", "it is no file"),
+        ("{pipes}/weights.safetensors", "it is no file"),
         ("{run} --classes 3, 7", "a list is one word, such as 3,7"),
     ],
     "evaluate": [
@@ -135,6 +143,10 @@ TABLES = {
         ("{run} --split train", "--split is for --write-reference"),
         ("{run} --write-samples x.npz --guidance none cfg", "one --guidance"),
         ("{run} --reference {bad}/pickle.npz", "pickle"),
+        ("{run} --reference {pipes}/reference.npz", "no such file"),
+        ("{pipes}/weights.safetensors", "it is no file"),
+        ("{pipes}/pictures --data digits", "0.png"),
+        ("{bad}/pictures --inception-weights {pipes}/weights.pth --write-reference x.npz --features inception-adm", "weights.pth"),
         ("{run} --metrics fd data.test_fraction=0.5", "the run was trained with 0.2"),
         ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
     ],
@@ -143,6 +155,9 @@ TABLES = {
         ("{tmp}/none {tmp}/out", "none"),
         ("{tmp} {tmp}/out --files /abs/*", "--files"),
         ("{run}/samples {tmp}/out --vae {bad}", "prepare: --vae FOLDER"),
+        ("{bad}/pictures {tmp}/out --captions {pipes}/captions.json --text clip", "it is no file"),
+        ("{pipes}/tars {tmp}/out", "0.tar"),
+        ("{pipes}/tables {tmp}/out", "0.parquet"),
     ],
     "sweeps": [
         ("lanch route_placement", "launch"),
@@ -187,9 +202,17 @@ def places(tmp_path_factory):
     np.savez(bad / "pickle.npz", arr_0=np.array([{"a": 1}], dtype=object))
     (bad / "fits.yaml").write_text("fits: [rout]")
     (bad / "twice.yaml").write_text("seeds: [0]\nseeds: [1]")
+    shutil.copytree(run / "samples", bad / "pictures")
+    pipes = root / "pipes"
+    names = ["weights.safetensors", "weights.pth", "reference.npz", "captions.json", "captions.txt", "tars/0.tar", "tables/0.parquet"]
+    names += ["shards/a.safetensors", "statistics/latents_stats.pt", *(f"pictures/{number}.png" for number in range(5))]
+    for name in names:
+        (pipes / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(pipes / name)
+    save_file({"latents": np.zeros((8, 4, 8, 8), np.float32), "labels": np.arange(8)}, pipes / "statistics" / "a.safetensors")
     empty = root / "empty"
     empty.mkdir()
-    return {"run": str(run), "bad": str(bad), "tmp": str(empty)}
+    return {"run": str(run), "bad": str(bad), "pipes": str(pipes), "tmp": str(empty)}
 
 
 @pytest.mark.parametrize(("command", "words", "part"), ROWS, ids=[f"{c} {w[:80]}" for c, w, _ in ROWS])

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from backbones.parsing import json_of
+from backbones.parsing import check_file, json_of
 from backbones.sizes import BackboneError
 from routing.errors import require
 
@@ -114,6 +114,7 @@ def read_torch(path: Path) -> Mapping[str, Any]:
 def _check_readable(path: Path) -> None:
     """Raise `BackboneError` for a file that cannot be opened, or that Git LFS has not fetched."""
     try:
+        check_file(path)
         with path.open("rb") as file:
             beginning = file.read(len(_LFS_POINTER))
     except OSError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from backbones.cost import cost
-from backbones.parsing import json_of
+from backbones.parsing import bytes_of, json_of
 from backbones.sizes import parse_size
 from experiments.options.objective import OBJECTIVES, ObjectiveOptions, check_same_network
 from experiments.options.roles import parse_named
@@ -119,7 +119,7 @@ def check_parent(text: str, objective: ObjectiveOptions, model: Mapping[str, Any
     path = _weights(text)
     try:
         if path.name == "state.safetensors":
-            description = json_of(path.with_name("state.json").read_bytes())
+            description = json_of(bytes_of(path.with_name("state.json")))
         else:
             with safe_open(path, "numpy") as handle:
                 metadata = handle.metadata()

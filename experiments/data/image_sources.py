@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from backbones.parsing import json_of
+from backbones.parsing import bytes_of, json_of
 from experiments.data.class_folders import LABEL_FILE, class_of_each, edm_labels
 from experiments.data.data_options import PICTURES, DataError, require
 from experiments.data.raw_images import RawImage
@@ -97,7 +97,7 @@ class FolderSource(ImageSource):
         for index in range(start, stop):
             name, content, reason = self._names[index], None, ""
             try:
-                content = (self._root / name).read_bytes()
+                content = bytes_of(self._root / name)
             except OSError as error:
                 reason = str(error.strerror)
             yield RawImage(name, content, self.labels[index], self._captions[index], reason)
@@ -107,7 +107,7 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the captions of each file name."""
     captions: dict[str, list[str]] = {}
     try:
-        text = path.read_text(encoding="utf-8-sig")  # Windows programs write a byte order mark
+        text = bytes_of(path).decode("utf-8-sig")  # Windows programs write a byte order mark
         if path.suffix == ".jsonl":
             # Not `splitlines`: a caption may contain other line ends, such as U+2028.
             for line in filter(str.strip, text.split("\n")):

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 from safetensors import safe_open
 
-from backbones.parsing import bytes_of, json_of
+from backbones.parsing import bytes_of, check_file, json_of
 from backbones.validation import OptionError, validate
 from experiments.data.data_options import DataError, require
 from experiments.data.tars import LATENT_FIELDS, Member, latent_header, walk
@@ -176,7 +176,9 @@ def stored_shape(folder: Path, kind: str) -> tuple[str, Shape]:
         with tars[0].open("rb") as archive:
             _, row_shape, _ = latent_header(archive, fields, str(tars[0]))
     else:
-        with safe_open(visible_files(folder, "*.safetensors")[0], "numpy") as file:
+        shard = visible_files(folder, "*.safetensors")[0]
+        check_file(shard)
+        with safe_open(shard, "numpy") as file:
             row_shape = tuple(file.get_slice("latents").get_shape()[1:])
     return moments_or_sample(row_shape, kind, str(folder))
 

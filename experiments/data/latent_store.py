@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 
+from backbones.parsing import check_file
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.latent_manifest import Manifest, moments_or_sample, store_layout
 from experiments.data.tars import latent_header, read_label, samples_of
@@ -165,6 +166,7 @@ def _mapped(path: Path) -> Tensors:
     The mappings hold no file descriptors: a process has 1024, and ImageNet may have more shards.
     """
     try:
+        check_file(path)
         return load_file(path)
     except (OSError, SafetensorError) as error:
         problem = f"truncated or no safetensors file ({error})" if path.exists() else "missing"
@@ -340,6 +342,7 @@ class LightningStore(Store):
 
 def _read_statistics(path: Path, channels: int) -> tuple[Tensor, Tensor]:
     try:
+        check_file(path)
         values = torch.load(path, map_location="cpu", weights_only=True)
         mean, std = values["mean"].float().flatten(), values["std"].float().flatten()
         finite = mean.isfinite() & std.isfinite() & (std > 0)

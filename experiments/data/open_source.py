@@ -93,8 +93,6 @@ def list_files(top: Path, pattern: str) -> Iterator[Path]:
             if not is_system_file(name) and (folder / name).resolve() not in parents
         ]
         for name in fnmatch.filter(names, pattern):
-            path = folder / name
-            # Broken links to images are included, and later listed as skipped.
-            exists = path.is_file() or (path.suffix.lower() in PICTURES and not path.exists())
-            if exists and not is_system_file(name):
-                yield path
+            # Broken links and pipes are included: what reads them refuses or skips them by name.
+            if not is_system_file(name):
+                yield folder / name

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from backbones.parsing import json_of
+from backbones.parsing import check_file, json_of
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.image_sources import ImageSource, digest_of
 from experiments.data.raw_images import RawImage
@@ -112,6 +112,7 @@ def _parquet_file(path: Path) -> Iterator[Any]:
     except ImportError:
         raise DataError('tables need pyarrow; pip install -e ".[data]"') from None
     try:
+        check_file(path)
         with pq.ParquetFile(path) as file:
             yield file
     except (pa.ArrowException, OSError) as error:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from backbones.parsing import whole
+from backbones.parsing import check_file, whole
 from experiments.data.data_options import DataError, require
 from experiments.runtime.files import is_system_file
 
@@ -50,6 +50,7 @@ def walk(path: Path) -> Iterator[Member]:
         DataError: The archive is damaged, or a name points outside of it.
     """
     try:
+        check_file(path)
         size = path.stat().st_size
         with tarfile.open(path, "r:") as archive:
             for info in archive:

@@ -19,6 +19,7 @@ from numpy.lib import format as npy
 from PIL import Image
 from torch import Tensor
 
+from backbones.parsing import check_file
 from experiments.data.data_options import PICTURES, first_line
 from experiments.data.raw_images import eight_bits
 from experiments.options.evaluation import MetricError
@@ -220,6 +221,7 @@ class Images:
 
 def _picture(path: Path) -> np.ndarray:
     try:
+        check_file(path)
         with Image.open(path) as picture:
             return np.asarray(eight_bits(picture))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from backbones.parsing import check_file
 from backbones.weights import hub_problem
 from experiments.data.data_options import DataError, first_line
 from experiments.data.downloads import fetch, unreachable_reason
@@ -98,6 +99,7 @@ def read_inception(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed."""
     path = Path(path).expanduser()
     try:
+        check_file(path)
         if path.suffix == ".safetensors":
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from backbones.parsing import bytes_of
 from experiments.options.roles import ConfigError
 from routing.errors import require, suggest
 
@@ -145,7 +146,7 @@ def parse_captions(text: str) -> list[str]:
     """Parse captions separated by semicolons, or one per line from a `.txt` file."""
     if text.endswith(".txt"):
         try:
-            lines = Path(text).read_text(encoding="utf-8").splitlines()
+            lines = bytes_of(Path(text)).decode("utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise ConfigError(f"--captions {text}: expected text in UTF-8 ({error})") from None
     else:
