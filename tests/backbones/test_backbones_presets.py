@@ -73,7 +73,8 @@ def test_a_block_of_zigma_is_one_mixer_on_the_next_of_eight_paths():
 
 
 # Of 4 blocks, 0 is joined to 3 and 1 to 2: routes that hold the first of a pair, the second, both, or none of one.
-@pytest.mark.parametrize("route", ["0-0", "1-3", "0-2", "1-2", "0-0@0.25+2-3@0.75"])
+# Around 2-2, block 0's output is carried past a route that begins with another state.
+@pytest.mark.parametrize("route", ["0-0", "1-3", "0-2", "1-2", "2-2", "0-0@0.25+2-3@0.75"])
 @pytest.mark.parametrize(("name", "case"), SKIPS, ids=oracle.label)
 def test_long_skips_across_a_route_are_masked_dense(name, case, route):
     oracle.compare(oracle.build(name, case), 2, oracle.routing(route=route))

@@ -91,6 +91,17 @@ def test_the_extremes_of_a_word_stay_finite(monkeypatch):
         assert draws.normal("z", 4).abs().max() < 7
 
 
+def test_a_uniform_number_is_its_word_in_float64_and_the_words_upper_24_bits_in_float32():
+    key = (0xA4093822, 0x299F31D0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("routing.rng._key", lambda seed, stream: key)
+        draws = Draws(0, 0x03707344, torch.tensor([0x85A308D3 + (0x13198A2E << 32)]))
+        wide, narrow = draws.uniform("u", 4, torch.float64), draws.uniform("u", 4)
+    expected = philox((0, 0x85A308D3, 0x13198A2E, 0x03707344), key)
+    assert wide.dtype == torch.float64 and wide.tolist() == [[word / 2**32 for word in expected]]
+    assert narrow.tolist() == [[(word >> 8) / 2**24 for word in expected]]
+
+
 def test_shared_is_one_row_for_all():
     shared = Draws(5, 2, torch.tensor([7, 8, 9])).shared().uniform("a", 6)
     assert shared.shape == (3, 6) and torch.equal(shared, shared[:1].expand(3, 6))

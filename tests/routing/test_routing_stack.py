@@ -233,6 +233,17 @@ def test_random_end_is_drawn_per_step_within_the_segment():
     assert ends == {1, 2, 3, 4, 5, 6}
 
 
+def test_random_ends_of_two_segments_are_drawn_separately():
+    model = stack()
+    x, cond, layout = inputs()
+    lengths = set()
+    for step in range(12):
+        model(x, cond, layout, routing("0-3+4-7", draws=draws(step), random_end=True))
+        sparse = [block.seen.pop()[0] == 10 for block in model.blocks]
+        lengths.add((sum(sparse[:4]), sum(sparse[4:])))
+    assert len({first for first, _ in lengths}) == 4 and any(first != second for first, second in lengths)
+
+
 def test_unsorted_shuffles_inside_the_route_only():
     model = stack()
     x, cond, layout = inputs()

@@ -38,6 +38,10 @@ def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
     assert (paper.train.steps, paper.train.batch, paper.train.lr, paper.train.ema) == (400_000, 256, 1e-4, 0.9999)
 
 
+def test_of_an_override_typed_twice_the_last_one_counts():
+    assert load(["train.lr=1", "train.lr=2"]).train.lr == 2
+
+
 # --- identity --------------------------------------------------------------------------------------------------
 
 
@@ -47,12 +51,17 @@ def test_two_ways_of_writing_the_same_run_have_one_name():
     assert load(["routing.selection=rows"]).hash == load([]).hash, "dense runs that differ in their routing"
 
 
+SHARES_OF_A_RUN = ("route=2-8 routing.off_after=0.5", "route=2-8/0.5:none", "route=2-8 routing.schedule=linear:1:0")
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         ("train.schedule=cosine train.steps=10", "train.schedule=cosine train.steps=20"),
         ("routing.selection=rows route=2-8", "route=2-8"),
         ("guidance.scale=2", "guidance.scale=2.0"),  # the same option, hashed as it was typed
+        # What happens at a share of the run depends on its length.
+        *[(f"{words} train.steps=10", f"{words} train.steps=20") for words in SHARES_OF_A_RUN],
     ],
 )
 def test_two_runs_have_two_hashes(one, other):

@@ -91,6 +91,14 @@ def test_held_out_samples_are_never_trained_on(tmp_path):
     refused(lambda: load(path, task="none").batch(torch.arange(1), None, "test"), "no test split")
 
 
+def test_the_rows_held_out_are_the_same_for_every_run_of_a_store(tmp_path):
+    """Runs of all versions share them: other rows would have been trained on."""
+    z = np.arange(40, dtype=np.float32).reshape(40, 1, 1, 1).repeat(4, 1)
+    data = load(write_store(tmp_path / "s", z, scale_factor=1.0, shift_factor=0.0), task="none", held_out=10)
+    held_out = data.batch(torch.arange(10), None, "test").x[:, 0].flatten()
+    assert held_out.tolist() == [0, 5, 9, 10, 13, 15, 24, 28, 36, 39]
+
+
 def test_second_store_is_the_test_split(tmp_path, labels):
     train = write_store(tmp_path / "a", latents(COUNT), labels)
     test = write_store(tmp_path / "b", latents(3, seed=1), [0, 1, 2])

@@ -99,6 +99,16 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(case, tmp_path, monkeypa
     assert calls == [3, 19]
 
 
+def test_samples_of_other_weights_are_not_scored(case, tmp_path):
+    pipe = SamplingPipeline.make(case.model, case.config)
+    options = scoring.options_for(case.config, metrics=("accuracy",), samples=10)
+    folders = []
+    for identity in ("trained once", "trained again"):
+        _, store = scoring.sample_and_score(pipe, case.config, case.dataset, options, step=7, out=tmp_path, identity=identity)
+        folders.append(store.folder)
+    assert folders[0] != folders[1] and all(list(folder.glob("shard-*")) for folder in folders)
+
+
 def test_what_cannot_be_measured_is_said_before_sampling(case, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "generate", None)
     with pytest.raises(MetricError, match="needs data=scenes, here are data=digits"):

@@ -64,6 +64,27 @@ def test_the_loss_is_the_objectives_own_mean_over_all_of_the_split(tmp_path):
     assert found["heldout_loss_routed"] == pytest.approx(found["heldout_loss"], rel=1e-6)
 
 
+def test_batches_of_unequal_size_and_every_draw_count_by_their_images(tmp_path, monkeypatch):
+    held = data(tmp_path)
+    index = torch.arange(360)
+    with torch.no_grad():
+        losses = [float(torch.stack([held.losses(index[i : i + 1], draw)[0] for i in range(5)]).mean()) for draw in (0, 1)]
+    assert abs(losses[0] - losses[1]) > 1e-3
+    monkeypatch.setattr(heldout_loss, "split_indices", lambda *_: index[:5])
+    monkeypatch.setattr(heldout_loss, "NOISY_INPUTS", 10)
+    for batch in (3, 5):
+        found = values(heldout_loss.heldout_scores(held, batch))
+        assert found["heldout_loss"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+
+def test_a_run_scores_its_averaged_weights(tmp_path):
+    words = ["eval=digits", "eval.metrics=[heldout_loss]", "train.ema=0.99"]
+    folder = train(small(tmp_path, *words), quiet=True)
+    (scored,) = (json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines())
+    averaged, raw = (heldout_loss.heldout_scores(HeldOut.open(folder, weights=w, device="cpu"), 500)[0].value for w in ("ema", "raw"))
+    assert scored["value"] == pytest.approx(averaged, rel=1e-6) and abs(raw - averaged) > 1e-3
+
+
 def test_a_process_without_a_sample_changes_nothing(tmp_path, monkeypatch):
     other = torch.tensor([[4.0, 6.0]], dtype=torch.float64)  # of another process: images, loss
     monkeypatch.setattr(heldout_loss, "share", lambda n: range(0))
@@ -76,6 +97,8 @@ def test_noise_levels_cover_those_of_training_evenly():
     assert (spread.uniform("sigma", 1)[:, 0] * 10).long().bincount().tolist() == pytest.approx([20] * 10, abs=2)
     normal = spread.normal("sigma", 1)
     assert abs(normal.mean()) < 0.02 and normal.std() == pytest.approx(1, abs=0.03)
+    other = _EvenNoiseLevels(torch.arange(1000, 1200), 4).uniform("sigma", 1)  # each draw of a sample has its own
+    assert not torch.isclose(spread.uniform("sigma", 1), other).any()
 
 
 def test_tokens_dropped_for_good_are_left_out(tmp_path):

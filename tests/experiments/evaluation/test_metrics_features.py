@@ -117,6 +117,14 @@ def test_a_held_out_reference_is_computed_once(digits, classifier, autoencoder, 
     assert heldout_reference(digits, autoencoder, tmp_path).label != first.label
 
 
+def test_other_images_under_the_same_name_have_their_own_reference(digits, classifier, tmp_path, monkeypatch):
+    checksums = set()
+    for fingerprint in ("before", "after"):
+        monkeypatch.setattr(type(digits), "pixels_fingerprint", fingerprint)
+        checksums.add(heldout_reference(digits, classifier, tmp_path).checksum)
+    assert len(checksums) == len(list((tmp_path / "references").iterdir())) == 2
+
+
 def test_an_even_selection_of_a_split(digits):
     chosen = split_indices(digits, "train", 100)
     assert (len(chosen), chosen[0]) == (100, 0)

@@ -100,6 +100,18 @@ def test_a_resumed_run_is_the_same_bit_for_bit(words, tmp_path):
     assert equal_tensors(*states) and any("optim.momentum_buffer" in key for key in states[0]) is ("muon" in words[3])
 
 
+def test_a_checkpoint_restores_every_counter(tmp_path):
+    counters = {"step": 3, "rollbacks": 2, "seconds": 4.5, "macs": 6e9, "mean_loss": 0.7, "spikes": 8}
+    saved, loaded = (make_run(small(tmp_path)) for _ in range(2))
+    vars(saved.state).update(counters)
+    saved.state.tally.values.copy_(torch.arange(1.0, 6.0))
+    saved.folder.mkdir()
+    saved.save()
+    assert loaded.resume()
+    assert {name: getattr(loaded.state, name) for name in counters} == counters
+    assert torch.equal(loaded.state.tally.values, saved.state.tally.values)
+
+
 @pytest.fixture
 def little_disk(tmp_path):
     """A file system of two megabytes."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from data_tools import latents, write_store
 from small import small
-from training_runs import after_each_step, equal_tensors, make_run, weights
+from training_runs import after_each_step, equal_tensors, make_run, perturbed, weights
 
 from experiments.config.model import run_cost
 from experiments.evaluation.guided_denoiser import GuidedDenoiser
@@ -25,6 +25,7 @@ from experiments.runtime.errors import Interrupted
 from experiments.training import run_evaluation
 from experiments.training.divergence import Diverged
 from experiments.training.loop import Trainer
+from experiments.training.metrics import Averages
 from experiments.training.session import train
 from experiments.training.step import TrainingStep
 from experiments.training.summary import read_summary
@@ -124,6 +125,16 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     assert "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
 
 
+def test_a_batch_that_micro_batches_do_not_divide_has_the_mean_of_its_samples(tmp_path):
+    sums = []
+    for micro_batch in (5, 2):
+        run = make_run(small(tmp_path, "train.batch=5", f"train.micro_batch={micro_batch}", "train.clip=1e9"))
+        run.model.train()
+        perturbed(run).training_step.run()
+        sums.append(run.state.tally.values)
+    torch.testing.assert_close(*sums, rtol=1e-5, atol=0)
+
+
 def test_routes_share_initialisation_data_and_noise(tmp_path):
     dense, routed = make_run(small(tmp_path)), make_run(small(tmp_path, "route=1-2"))
     assert equal_tensors(dense.model.state_dict(), routed.model.state_dict())
@@ -145,6 +156,27 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     run.training_step.run()
     assert not all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
     assert run.state.tally.bad_steps == 1 and run.state.tally.bad_streak == 0
+
+
+def test_a_line_of_metrics_has_the_means_of_its_steps(tmp_path):
+    logs = []
+    for every in (1, 4):
+        folder = train(small(tmp_path / str(every), f"train.log_every={every}", "train.steps=4"), quiet=True)
+        logs.append(records.read_jsonl(folder / "metrics.jsonl"))
+    each, (mean,) = logs
+    for key in ("loss", "grad_norm"):
+        assert mean[key] == pytest.approx(sum(line[key] for line in each) / 4, rel=1e-6)
+
+
+def test_the_time_left_is_that_of_the_steps_left_and_the_running_mean_moves_by_a_tenth(tmp_path):
+    run = make_run(small(tmp_path))
+    run.folder.mkdir()
+    for run.state.step, loss in ((4, 1.0), (6, 2.0)):
+        averages = Averages(loss, 1.0, 0, 0)
+        run.metrics.write(averages, run.console.progress("step", 6), step_seconds=100.0, evaluation_seconds=7.0)
+        status = run_folder.read(run.folder / "status.json")
+        assert status["eta_s"] == (6 - status["step"]) * 100 + 7
+    assert run.state.mean_loss == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(
