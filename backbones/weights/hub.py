@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import (
-    ModelCard,
     ModelHubMixin,
     constants,
     get_hf_file_metadata,
@@ -84,15 +83,6 @@ class Pretrained(ModelHubMixin):
         write(save_directory / FILE, self.state_dict(), self.config)  # type: ignore[attr-defined]
         text = json.dumps(self.config, indent=2)  # type: ignore[attr-defined]
         (save_directory / "config.json").write_text(text)
-
-    def generate_model_card(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a card that says how to load the model."""
-        name, size = self.config["name"], self.config["size"]  # type: ignore[attr-defined]
-        return ModelCard(
-            "---\nlibrary_name: tread-suite\n---\n"
-            f"# {name} {size}\n\n"
-            '    from backbones import Backbone\n    model = Backbone.from_pretrained("...")\n'
-        )
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

@@ -2,8 +2,7 @@
 
 A small convolutional network classifies, for every quadrant, its shape, colour and size (or none),
 and the background. Its weights are part of the project, so that scores and Frechet distances (on
-its 128 features) are the same numbers everywhere. `python -m experiments.data.probe` trains and
-stores them, and prints their accuracy.
+its 128 features) are the same numbers everywhere (`tests/tools/train_scenes_probe.py` made them).
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.data import scenes
 from experiments.data.data_options import require
-from experiments.runtime.files import atomic_write
-from routing.rng import Draws
 
 WEIGHTS = Path(__file__).with_name("scenes_probe.safetensors")
 FEATURES = 128
-_HEADS = {"shape": len(scenes.SHAPES) + 1, "colour": len(scenes.COLOURS) + 1, "size": 3}
+HEADS = {"shape": len(scenes.SHAPES) + 1, "colour": len(scenes.COLOURS) + 1, "size": 3}
 
 
 class Probe(nn.Module):
@@ -42,7 +39,7 @@ class Probe(nn.Module):
             self.norms.append(nn.GroupNorm(8, width_out))
         self.quadrant = nn.Linear(4 * widths[-1], FEATURES // 4)
         self.heads = nn.ModuleDict()
-        for name, answers in _HEADS.items():
+        for name, answers in HEADS.items():
             self.heads[name] = nn.Linear(FEATURES // 4, answers)
         self.background = nn.Linear(FEATURES, len(scenes.BACKGROUNDS))
 
@@ -150,47 +147,3 @@ def _hits(seen_attributes: scenes.Attributes, expected: scenes.Attributes) -> di
         "background": background,
         "everything": everything,
     }
-
-
-def _images(split: str, start: int, count: int) -> tuple[Tensor, scenes.Attributes]:
-    draws = Draws(0, scenes.STREAMS[split], torch.arange(start, start + count))
-    attributes, free = scenes.choose(draws)
-    return scenes.draw(attributes, free), attributes
-
-
-def train(steps: int = 2500) -> Probe:
-    """Train the probe on its own stream of images, with noise and blur as in samples."""
-    batch, lr = 64, 2e-3
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = Probe()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps + 1)
-    for step in range(steps):
-        pixels, truth = _images("probe", step * batch, batch)
-        images = pixels.float() / 127.5 - 1
-        noise = torch.randn(images.shape, generator=generator)
-        images = images + noise * torch.rand(batch, 1, 1, 1, generator=generator) * 0.15
-        soft = F.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
-        images = images.lerp(soft, torch.rand(batch, 1, 1, 1, generator=generator) * 0.6)
-        answers = network(images.clamp(-1, 1))
-        loss = F.cross_entropy(answers["background"], truth.background)
-        for key in _HEADS:
-            loss = loss + F.cross_entropy(answers[key].flatten(0, 1), getattr(truth, key).flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0:
-            print(f"step {step}/{steps}  loss {loss.item():.4f}", flush=True)
-    return network.eval()
-
-
-if __name__ == "__main__":
-    network = train()
-    state = {key: value.half().contiguous() for key, value in network.state_dict().items()}
-    atomic_write(WEIGHTS, save(state))
-    images, truth = _images("test", 0, 4096)
-    for name, hits in _hits(read(images), truth).items():
-        print(f"{name}: {float(hits.double().mean()):.4f} right on images of the test stream")

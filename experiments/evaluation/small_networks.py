@@ -8,7 +8,7 @@ a CPU thread, and kept in the cache under a lock. A file's name is a hash of eve
 determines its weights. Training runs in float64 on one thread and the result is rounded to float32,
 so that machines agree to far more digits than a score prints.
 
-`python -m experiments.evaluation.train_score_networks DATA` trains the shipped networks again.
+`python tests/tools/train_score_networks.py DATA` trains the shipped networks again.
 """
 
 from __future__ import annotations

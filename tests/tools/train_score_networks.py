@@ -1,8 +1,8 @@
 """Train the score networks that come with the package, and print their quality and checksums.
 
-    python -m experiments.evaluation.train_score_networks digits
-    python -m experiments.evaluation.train_score_networks mnist
-    python -m experiments.evaluation.train_score_networks fashion --path FOLDER
+    python tests/tools/train_score_networks.py digits
+    python tests/tools/train_score_networks.py mnist
+    python tests/tools/train_score_networks.py fashion --path FOLDER
 
 Each call trains a data set's classifier and autoencoder on its training split (seconds for digits,
 minutes for fashion, one CPU thread) and writes them to --out. By default nothing of the package is
@@ -17,6 +17,8 @@ import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.data.dataset import create
 from experiments.evaluation.images import whole_split
@@ -41,8 +43,7 @@ def train(data: dict[str, Any], kind: str, folder: Path) -> KeptNetwork:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     parser = Parser(
-        "python -m experiments.evaluation.train_score_networks",
-        description=(__doc__ or "").splitlines()[0],
+        "python tests/tools/train_score_networks.py", description=(__doc__ or "").splitlines()[0]
     )
     names = sorted({name.partition("-")[0] for name in SHIPPED})
     parser.add_argument("data", choices=names, help="data set")
