@@ -36,6 +36,7 @@ _COMMANDS = {
         "reports.publish",
         "a folder of tables, figures and records, and the pages that show them",
     ),
+    "pages": ("reports.pages", "fill the generated blocks of README.md and results/*.md"),
     "compare": ("comparison.compare", "what differs between two runs"),
     "similarity": (
         "similarity_command",

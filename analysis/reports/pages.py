@@ -1,37 +1,51 @@
-"""Markdown pages whose blocks say what runs show; all else in a page is its own text.
+"""`python -m analysis pages`: fill the generated blocks of README.md and results/*.md.
 
 Between an opening such as `<!-- table NAME -->` and the next `<!-- end -->` is text generated from
-the runs. What opens a block:
+the runs; all else in a page is its own text. What opens a block:
 
     table NAME      `ours` leaves out rows that only the paper has, `columns=0,2,3` chooses columns,
                     `group=START` keeps the groups whose heading starts so, `having=WORD` those
                     whose heading holds the word, `flat` turns headings into notes
     finding NAME    sentences of `findings`; `having=WORD`: of groups whose name holds the word
     facts           from which code and machines the runs came
-    arms, penalty, ...    tables of a study (`analysis.reports.studies`)
+    study NAME TABLE    a table of results/studies/NAME.py
 
-In each kind, `of=results/MORE.tar.gz` reads other records than the folder's.
+The first three read results/runs.tar.gz, or `of=results/MORE.tar.gz`.
 """
 
+import argparse
 import dataclasses
 import functools
+import importlib
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import tables
 from analysis.comparison.results import Results
-from analysis.comparison.study_tables import KINDS
-from analysis.errors import AnalysisError
-from analysis.reports import findings, studies
+from analysis.errors import AnalysisError, pick
+from analysis.reports import findings
 from analysis.reports.machines import machine_lines
 from analysis.runs.archives import PUBLISHED, unpack
-from analysis.tables.table import NOT_RUN, Row, Table, markdown, markdown_escape
+from analysis.tables.table import NOT_RUN, Row, Table, markdown, markdown_escape, markdown_rows
 from experiments.runtime.errors import ROOT
+from experiments.runtime.files import atomic_write
 
-_OPENING = rf"(<!-- ((?:table|finding|facts|{'|'.join(KINDS)})\b[^>]*?) -->\n)"
-_NOT_YET = "No finished run of this study is published yet (`{}` does not exist).\n"
+_OPENING = r"(<!-- ((?:table|finding|facts|study)\b[^>]*?) -->\n)"
 _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
+_STUDIES = "results.studies"
+
+
+def command(options: argparse.Namespace) -> int:
+    """Fill the blocks of the pages from the published records."""
+    results = archived(ROOT / "results" / "runs.tar.gz")
+    for page, text in read_pages(ROOT / "results", [ROOT / "README.md"]).items():
+        filled = fill(text, results)
+        if filled != text:
+            atomic_write(page, filled)
+            print(f"{page}  filled in")
+    return 0
 
 
 def read_pages(folder: Path, more: Sequence[Path]) -> dict[Path, str]:
@@ -62,17 +76,14 @@ def fill(text: str, results: Results) -> str:
 def _block(request: str, results: Results) -> str:
     """Return the body of a block such as `table main ours of=results/ablations.tar.gz`."""
     kind, *arguments = request.split()
+    if kind == "study":
+        return _study_table(*arguments)
     source, options = results, []
     for argument in arguments:
         if argument.startswith("of="):
-            name = argument.removeprefix("of=")
-            if kind in KINDS and not (ROOT / name).is_file():
-                return _NOT_YET.format(name)
-            source = archived(ROOT / name)
+            source = archived(ROOT / argument.removeprefix("of="))
         else:
             options.append(argument)
-    if kind in KINDS:
-        return studies.block(kind, source, options)
     if kind == "facts":
         # The name of a machine or a commit may hold anything.
         lines = [f"- {markdown_escape(line)}\n" for line in machine_lines(source.runs)]
@@ -89,6 +100,16 @@ def _block(request: str, results: Results) -> str:
             )
         subjects.append(option.removeprefix("having="))
     return findings.make(name, source, subjects) + "\n"
+
+
+def _study_table(study: str, table: str) -> str:
+    """Return a table of `results/studies/STUDY.py`."""
+    scripts = (ROOT / _STUDIES.replace(".", "/")).glob("*.py")
+    pick("study", study, {path.stem: path for path in scripts})
+    if str(ROOT) not in sys.path:  # started outside the checkout
+        sys.path.insert(0, str(ROOT))
+    frame = importlib.import_module(f"{_STUDIES}.{study}").table(table)
+    return markdown_rows(list(frame), frame.to_numpy())
 
 
 @functools.lru_cache(maxsize=8)

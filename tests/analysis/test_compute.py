@@ -21,7 +21,6 @@ from analysis.comparison.arms import (
 )
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
-from analysis.reports import pages
 
 GROUP = "dit-T/4, fashion, edm, scale tiny"
 DENSE = Arm("fashion", "dit", "edm", 0, 12, 16, "dense", 2e-3, GROUP)
@@ -133,17 +132,6 @@ def test_an_arm_at_another_rate_is_paired_with_the_dense_run_of_its_rate_or_the_
     assert baseline_arm(faster, {DENSE: {}, dense_faster: {}}) == dense_faster
     third = dataclasses.replace(faster, lr=8e-3, group=f"{GROUP} (train.lr=0.008)")
     assert baseline_arm(third, {DENSE: {}, dense_faster: {}}) is None
-
-
-def test_a_study_without_records_says_so_and_a_wrong_block_is_refused(records):
-    def fill(words):
-        return pages.fill(f"<!-- arms {words} -->\nold\n<!-- end -->\n", records("digits"))
-
-    assert "No finished run" in fill("of=results/no_study.tar.gz") and "old" not in fill("of=results/no_study.tar.gz")
-    with pytest.raises(AnalysisError, match="arms step=3: expected steps=N"):
-        fill("step=3")
-    with pytest.raises(AnalysisError, match="arms steps=1k: expected a whole number"):
-        fill("steps=1k")
 
 
 def test_the_figure_is_drawn_from_the_records(records):
