@@ -11,8 +11,10 @@ from PIL import Image
 
 import analysis
 from analysis import figures
+from analysis.comparison.results import Results
 from analysis.errors import AnalysisError
 from analysis.figures import style
+from analysis.figures.convergence import paired_curves
 from analysis.figures.scans import ORDERS
 
 
@@ -48,6 +50,20 @@ def test_convergence_has_two_costs_and_labels_the_speedup(made_runs, tmp_path):
     assert few == "dense best reached by 2 of 2 seeds"
     drawn = plot.data.groupby("panel")["variant"].unique().map(list)
     assert all(variants == ["dense", "2-8"] for variants in drawn)
+
+
+def test_a_mean_curve_has_the_same_seeds_at_every_step_and_of_two_runs_of_a_seed_the_longer(tmp_path):
+    for route in ("none", "2-8"):
+        for seed, ends in enumerate([(300,), (300,), (200, 400)]):
+            for end in ends:
+                run = write(tmp_path, route=route, seed=seed, train__steps=end)
+                lines(run / "scores.jsonl", [score({}, step, float(end)) for step in range(100, end + 1, 100)])
+    runs = analysis.load(tmp_path)
+    for frame in (runs, runs[::-1]):
+        (group,) = Results.of(frame).groups
+        for _, means in paired_curves(*group.pair()):
+            assert means["step"].tolist() == [100, 200, 300] and set(means["n"]) == {3}
+            assert means["mean"].tolist() == pytest.approx([1000 / 3] * 3)  # 300, 300, and 400 of the longer
 
 
 def test_rate_and_guidance_draw_the_data_of_the_runs(made_runs):

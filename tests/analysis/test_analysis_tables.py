@@ -52,6 +52,22 @@ def test_means_and_paired_differences_of_scores_by_hand(tmp_path):
         assert (row["low"], row["high"]) == pytest.approx((mean - half, mean + half))
 
 
+def test_of_two_runs_of_a_seed_the_longer_counts_in_whatever_order_they_are_read(tmp_path):
+    scored(tmp_path, "none", 0, {400: 9.0})
+    scored(tmp_path, "none", 0, {400: 7.0, 800: 6.0})
+    scores = analysis.scores(analysis.load(tmp_path))
+    for frame in (scores, scores[::-1]):
+        assert analysis.aggregate(frame).set_index("step")["mean"].to_dict() == {400: 7.0, 800: 6.0}
+
+
+def test_a_variant_is_read_after_the_steps_at_which_most_seeds_pair(tmp_path):
+    for seed in range(4):
+        for route in ("none", "2-8"):
+            scored(tmp_path, route, seed, {400: 9.0, 800: 8.0} if seed == 0 else {400: 9.0})
+    (group,) = Results.of(tmp_path).groups
+    assert [(variant.step, len(variant.by_seed())) for variant in group.variants] == [(400, 4)] * 2
+
+
 def test_a_tail_is_held_against_runs_that_went_on_as_they_were(tmp_path):
     write_pairs(tmp_path)
     parents = "/somewhere/runs/dit-T1-digits_{}_s{}-0123abcd@400"

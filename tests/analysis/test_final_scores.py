@@ -57,6 +57,13 @@ def test_runs_that_were_scored_with_the_same_two_samplers_in_another_order_are_c
     assert frame["FD"].nunique() == 1
 
 
+def test_a_score_on_the_way_is_not_the_final_one(tmp_path):
+    for seed, steps in enumerate([(200, 400), (200,)]):
+        lines(write(tmp_path, seed=seed) / "scores.jsonl", [score({}, step, float(step)) for step in steps])
+    (frame,) = final_scores(tmp_path).values()
+    assert frame["FD"].dropna().to_dict() == {0: 400.0}
+
+
 def test_scores_of_a_run_are_of_one_protocol_its_own_if_it_has_one(tmp_path):
     scored, evaluated = write(tmp_path, seed=0), write(tmp_path, seed=1)
     lines(evaluated / "scores.jsonl", [score({}, 400, 0.3, "heldout-loss-500", key="heldout_loss")])

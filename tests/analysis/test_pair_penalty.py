@@ -46,6 +46,16 @@ def test_the_penalty_is_read_at_the_latest_step_that_every_seed_reaches(pairs):
     assert list(bound) == [pytest.approx(100 / 250)]
 
 
+def test_of_two_runs_of_a_seed_the_longer_is_read(tmp_path):
+    logged(write(tmp_path, "dit", "none", 0), 1.0)
+    for steps, slower in ((STEPS, 1.25), (STEPS[:4], 2.0)):
+        logged(write(tmp_path, "dit", "2-8", 0, train__steps=steps[-1]), slower, steps)
+    runs = analysis.load(tmp_path)
+    for frame in (runs, runs[::-1]):
+        (pair,) = pair_penalties(Results.of(frame))
+        assert pair.penalty.seeds["s"].tolist() == pytest.approx([1.25]) and pair.last_steps == {0: 400.0}
+
+
 def test_the_main_table_has_a_column_where_losses_were_logged(pairs, tmp_path):
     table = analysis.tables.make("main", pairs)
     labels = [column.label for column in table.columns]

@@ -13,6 +13,8 @@ from safetensors.numpy import save_file
 from slurm_lab import make_run, yaml_grid
 from small import ROOT
 
+from experiments.config import load
+from experiments.config.model import route_macs
 from experiments.runtime.console import big
 from experiments.runtime.files import atomic_write
 from sweeps import SweepError
@@ -157,8 +159,14 @@ def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):
     assert f"train.steps={routed.steps}" in routed.args
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["masking", "repa"])
+def test_the_cost_of_a_schedule_is_the_sum_over_its_steps(tmp_path):
+    for words in ("route=2-8 routing.schedule=linear:0.2:0.9", "route=0-4/0.3:2-8", "route=2-8 routing.off_after=0.5"):
+        config = load([*words.split(), "train.steps=10", "train.batch=3"])
+        macs = [route_macs(config)(config.route_schedule.at(step / 10)) for step in range(10)]
+        assert len(set(macs)) > 1 and cost.training_macs(config) == pytest.approx(3 * sum(macs), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["masking", pytest.param("repa", marks=pytest.mark.slow)])
 def test_every_method_of_a_grid_meets_the_same_dense_run(name):
     grid_plan = plan.make_plan(grid.load(name), "tiny", compare_at="flops")
     macs = [cost.training_macs(grid_plan.configs[run.name]) for run in grid_plan.runs]

@@ -255,6 +255,15 @@ def test_a_typed_throttle_changes_live_arrays(cli, answers, submissions):
     assert cli.sweep.batches()[0].resources["throttle"] == 5
 
 
+def test_a_typed_throttle_counts_runs_where_four_share_a_task(cli, answers, submissions):
+    words = ["cluster=slurm", "cluster.gpus=1", "cluster.runs_per_gpu=4", "seed=0,1,2,3,4,5,6,7,8"]
+    cli("launch", *words, "--throttle", "4")
+    (batch,) = cli.sweep.batches()
+    answers.queue |= {i: slurm.QueueJob(i, "PENDING", name=batch.name) for i in ("1_0", "1_1", "1_2")}
+    cli("launch", *words, "--throttle", "8")
+    assert answers.calls == [["scontrol", "update", "JobId=1", "ArrayTaskThrottle=2"]]
+
+
 def noted(sweep):
     """What is on disk of launches, the copy of the code apart."""
     return {p: p.read_bytes() for p in sweep.path.rglob("*") if p.is_file()}

@@ -124,6 +124,45 @@ def test_a_retry_replaces_the_job_of_a_table_that_waits_for_the_other_runs(cli, 
     assert sorted(again, key=str) == sorted([("train", "1"), ("tune", "1"), ("score", "1"), ("table", None)], key=str)
 
 
+def queue_of(cli, answers, **states):
+    """Let Slurm answer that the latest jobs of the stages are in these states; it has forgotten those of others."""
+    answers.queue.clear()
+    answers.history.clear()
+    for batch in cli.sweep.batches():
+        for name, job in batch.ids.items():
+            state = states.get(cli.sweep.runs()[name].stage)
+            if state is not None:
+                (answers.history if state == "FAILED" else answers.queue)[job] = slurm.QueueJob(job, state, name=batch.name)
+
+
+def stages_of(submissions):
+    return sorted(run.stage for array in submissions for run in array.runs)
+
+
+def test_what_a_live_run_will_change_is_made_again_and_so_is_what_reads_that(cli, answers, submissions):
+    score = {"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"]}
+    table = {"name": "table", "after": "score", "command": "score", "args": ["{runs}", "{out}"]}
+    cli.grid = write_grid(cli.folder, seeds=[0], stages=[score, table, table | {"name": "second", "after": "table"}])
+    cli("launch", "cluster=debug")
+    cli("launch", "cluster=slurm", "train.steps=30")
+    assert stages_of(submissions) == ["score", "second", "table", "train"]
+    # Somebody cancelled all but the training, which has not begun: at the step that its child has read.
+    queue_of(cli, answers, train="PENDING")
+    submissions.clear()
+    cli("launch", "cluster=slurm", "train.steps=30")
+    assert stages_of(submissions) == ["score", "second", "table"]
+
+
+def test_a_retry_makes_a_table_of_tables_again_and_takes_a_child_whose_parent_is_live(cli, answers, submissions):
+    table, second = (STAGES[2] | {"name": name, "after": after} for name, after in (("table", "tune"), ("second", "table")))
+    cli.grid = write_grid(cli.folder, seeds=[0], stages=[STAGES[0], table, second])
+    cli("launch", "cluster=slurm")
+    queue_of(cli, answers, train="RUNNING", tune="FAILED", table="PENDING", second="PENDING")
+    submissions.clear()
+    cli("retry")
+    assert stages_of(submissions) == ["second", "table", "tune"]
+
+
 @pytest.mark.slow
 def test_a_pool_starts_a_stage_when_its_parent_is_done(cli):
     cli.stub({"sleep": 0.02, "weights": True}, seed1={"fail": 15})

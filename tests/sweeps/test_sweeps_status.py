@@ -91,6 +91,22 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     assert "no answer" in trouble and {row.state for row in rows} == {"done", "failed", "pending", "starting"}
 
 
+def test_the_time_left_falls_between_heartbeats(tmp_path, answers, monkeypatch):
+    sweep, run = Sweep(tmp_path, "g"), make_run(tmp_path)
+    sweep.add("G", [run])
+    note_submission(sweep, "g.b", {"r": "18"}, time.time())
+    answers.queue["18"] = slurm.QueueJob("18", "RUNNING", "None", "n1", "g.b")
+    sweep.note("r", "start", batch="g.b")
+    (tmp_path / "r").mkdir()
+    now = time.time() + 1
+    beat = {"status": "running", "step": 4, "images_per_s": 7, "eta_s": 100, "time": now}
+    (tmp_path / "r" / "status.json").write_text(json.dumps(beat))
+    for seconds, eta in ((0, 100), (60, 40), (200, 0)):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: now + seconds)
+        ((row,), _) = status.statuses(sweep)
+        assert row.eta == pytest.approx(eta)
+
+
 def test_a_submission_is_not_judged_by_what_an_earlier_one_left(tmp_path, answers):
     sweep, run = Sweep(tmp_path, "g"), make_run(tmp_path)
     sweep.add("G", [run])
