@@ -45,8 +45,12 @@ def _split(words: list[str]) -> list[list[str]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    keys = set[str]()
     for word in words:
         check_word(word)
+        key = word.partition("=")[0]
+        require(key not in keys, f"-m: {key} is given twice; expected {key}=A,B")
+        keys.add(key)
     lists = {}
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -11,6 +11,7 @@ share a few.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from typing import Any
 
 from experiments.config import groups
 from experiments.config.groups import CONF, GROUPS
-from experiments.config.overrides import normalize, value_of
+from experiments.config.overrides import SeveralValues, normalize, value_of
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import without_removed_words
 from experiments.config.run_options import RunOptions
@@ -28,6 +29,7 @@ from experiments.config.unknown_keys import unknown_key
 from experiments.data.registry import evaluation_preset, options_class
 from experiments.options.roles import ConfigError, config_defaults
 from experiments.runtime.nested import flatten
+from routing.errors import UserError
 
 
 def load(overrides: Sequence[str] = ()) -> Config:
@@ -39,11 +41,29 @@ def load(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: An unknown key or name, a wrong value or an impossible combination.
     """
-    config = Config.from_dict(compose(overrides))
+    try:
+        config = Config.from_dict(compose(overrides))
+    except SeveralValues as error:
+        raise ConfigError(f"{error}{_hint(overrides, error.override)}") from None
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
         parent_digest(config.init)
     return config
+
+
+def _hint(overrides: Sequence[str], several: str) -> str:
+    """Return how to type the value of an override that has commas: only what is then accepted."""
+    key, value = several.split("=", 1)
+    hint = "" if value.endswith(",") else "; -m runs each of several"
+    others = [text for text in map(normalize, overrides) if text != several]
+    for typed, meaning in (
+        (f"[{value}]", "a list is typed as"),
+        (f"'{value}'", "one with commas:"),
+    ):
+        with contextlib.suppress(UserError):
+            Config.from_dict(compose([*others, f"{key}={typed}"]))
+            return f'{hint}; {meaning} "{key}={typed}"'
+    return hint
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:

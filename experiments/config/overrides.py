@@ -9,7 +9,7 @@ from typing import Any
 from backbones.parsing import check_word
 from experiments.config.groups import choosing_key
 from experiments.options.roles import ConfigError
-from routing.errors import require, suggest
+from routing.errors import suggest
 
 
 def normalize(text: str) -> str:
@@ -66,26 +66,28 @@ def quote(override: str) -> str:
     return override
 
 
+class SeveralValues(ConfigError):
+    """An override has several values, or a comma at an end, where one is expected."""
+
+    def __init__(self, override: str) -> None:
+        super().__init__(f"{override}: expected one value")
+        self.override = override
+
+
 @functools.lru_cache(maxsize=4096)
 def value_of(override: str) -> Any:
     """Return the value of a normalized override, as Hydra reads it.
 
     Raises:
-        ConfigError: It has several values, or a comma at an end.
+        SeveralValues: Or a comma at an end.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
         parsed = OverridesParser.create().parse_override(override)
-        is_single = not parsed.is_sweep_override()
     except HydraException:  # a stray comma, as in `seed=1,`: `quote` makes all else readable
-        is_single = False
-    key, value = override.split("=", 1)
-    require(
-        is_single,
-        f"{override}: expected one value; -m runs each of several, and a list is typed as "
-        f"{key}=[{value}]",
-        ConfigError,
-    )
+        raise SeveralValues(override) from None
+    if parsed.is_sweep_override():
+        raise SeveralValues(override)
     return parsed.value()

@@ -118,28 +118,41 @@ def parse_numbers(text: str, flag: str) -> list[int]:
 
 
 def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> list[int]:
-    """Parse class numbers, ranges or names, separated by commas; `all` is every class."""
+    """Parse class names, numbers or ranges, separated by commas; `all` is every class.
+
+    A name comes first: `all`, `3-5` or `a,b` is the class that is called so. Where a class is
+    called by a number, as the folders 1 to 10, numbers and ranges are names too, not positions.
+    """
     require(num_classes, "--classes: this model has no classes; leave it out", ConfigError)
+    positions = {name: position for position, name in enumerate(names)}
+    if text in positions:
+        return [positions[text]]
     if text == "all":
         return list(range(num_classes))
-    numbers: list[int] = []
-    for part in text.split(","):
-        part = part.strip()
-        if part in names:
-            numbers.append(list(names).index(part))
-        elif part[:1].isdigit():
-            numbers += parse_numbers(part, "--classes")
-        else:
+    numbered = {int(name): position for name, position in positions.items() if _is_number(name)}
+    is_called_by_number = bool(numbered)
+    if not numbered:
+        numbered = dict(enumerate(range(num_classes)))
+    classes: list[int] = []
+    for part in map(str.strip, text.split(",")):
+        if part in positions:
+            classes.append(positions[part])
+            continue
+        if not part[:1].isdigit():
             examples = ", ".join(list(names)[:10]) or f"0..{num_classes - 1}"
             hint = suggest(part, names) or f"; there are {examples}"
             raise ConfigError(f"--classes {part}: no class of that name{hint}")
-    for number in numbers:
-        require(
-            number < num_classes,
-            f"--classes {number}: this model has {num_classes} classes, 0..{num_classes - 1}",
-            ConfigError,
-        )
-    return numbers
+        for number in parse_numbers(part, "--classes"):
+            expected = f"this model has {num_classes} classes, 0..{num_classes - 1}"
+            if is_called_by_number:
+                expected = f"no class is called {number}; there are {', '.join(list(names)[:10])}"
+            require(number in numbered, f"--classes {number}: {expected}", ConfigError)
+            classes.append(numbered[number])
+    return classes
+
+
+def _is_number(name: str) -> bool:
+    return re.fullmatch("[0-9]{1,18}", name) is not None
 
 
 def parse_captions(text: str) -> list[str]:

@@ -157,6 +157,34 @@ def test_numbers_and_classes():
         parse_classes("1", 0)
 
 
+ONE_TO_TEN = tuple(map(str, range(1, 11)))
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "classes"),
+    [
+        ("1,2,3", ONE_TO_TEN, [0, 1, 2]),
+        ("1-3", ONE_TO_TEN, [0, 1, 2]),  # the same as 1,2,3
+        ("10", ONE_TO_TEN, [9]),
+        ("1-2", ("01", "02"), [0, 1]),
+        ("all", ONE_TO_TEN, list(range(10))),
+        ("all", ("all", "cat"), [0]),
+        ("3-5", ("3-5", "cat"), [0]),
+        ("0-1", ("3-5", "cat"), [0, 1]),
+        ("salt, pepper", ("salt", "salt, pepper"), [1]),
+        ("0-2", (), [0, 1, 2]),
+    ],
+)
+def test_a_word_is_a_name_before_it_is_a_number(text, names, classes):
+    assert parse_classes(text, len(names) or 10, names) == classes
+
+
+@pytest.mark.parametrize("text", ["0", "0-9", "1,11"])
+def test_a_number_that_is_no_name_is_refused_where_names_are_numbers(text):
+    with pytest.raises(ConfigError, match="no class is called"):
+        parse_classes(text, 10, ONE_TO_TEN)
+
+
 def test_captions_stand_in_the_argument_or_in_a_file(tmp_path):
     assert parse_captions("a; b ;") == ["a", "b"]
     file = tmp_path / "captions.txt"
