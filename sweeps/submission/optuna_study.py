@@ -1,7 +1,10 @@
 """The Optuna study of a search, stored in the sweep's folder."""
 
 import contextlib
+import io
+import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,11 +31,35 @@ def import_optuna() -> Any:
     return optuna
 
 
+def _journal(sweep: Sweep) -> Path:
+    return sweep.path / "search" / "journal.log"
+
+
 def study_location(sweep: Sweep) -> dict[str, Any]:
     """Return the name and the storage of a sweep's study."""
     storages = import_optuna().storages
-    file = storages.journal.JournalFileBackend(str(sweep.path / "search" / "journal.log"))
+    file = storages.journal.JournalFileBackend(str(_journal(sweep)))
     return {"study_name": sweep.name, "storage": storages.JournalStorage(file)}
+
+
+def _drop_damaged_end(journal: Path) -> None:
+    """Cut a journal before its first damaged line, which optuna could not read.
+
+    A coordinator that was killed, or a full disk, leaves half a line or NULs at the end.
+    """
+    content = journal.read_bytes() if journal.is_file() else b""
+    end = 0
+    for line in io.BytesIO(content):
+        try:
+            is_intact = line.endswith(b"\n") and isinstance(json.loads(line.decode()), dict)
+        except ValueError:
+            is_intact = False
+        if not is_intact:
+            break
+        end += len(line)
+    if end < len(content):
+        print(f"{journal} was damaged: the search goes on from the intact lines before that")
+        os.truncate(journal, end)
 
 
 @contextlib.contextmanager
@@ -44,6 +71,7 @@ def open_study(sweep: Sweep, metric: str, space: Mapping[str, Any]) -> Iterator[
     """
     optuna = import_optuna()
     with locked(sweep.path / "search"):
+        _drop_damaged_end(_journal(sweep))
         study = optuna.create_study(
             direction={"lower": "minimize", "higher": "maximize"}[METRICS[metric].better],
             sampler=optuna.samplers.TPESampler(constant_liar=True),
@@ -115,12 +143,14 @@ def format_trial(trial: Any) -> str:
 
 def summary(sweep: Sweep) -> list[str]:
     """Return a line per trial of a search, their number by state, and the best; [] if none."""
-    if not (sweep.path / "search" / "journal.log").is_file():
+    if not _journal(sweep).is_file():
         return []
     try:
         study = import_optuna().load_study(**study_location(sweep))
     except KeyError:  # cut off before there was one
         return []
+    except ValueError:
+        return [f"search: {_journal(sweep)} is damaged; the next launch goes on from what is intact"]
     lines, states = [], Counter(trial.state.name.lower() for trial in study.trials)
     for trial in study.trials:
         value = "" if trial.value is None else f"{trial.value:.4g}"

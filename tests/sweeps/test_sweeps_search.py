@@ -8,7 +8,7 @@ from slurm_lab import until, write_grid
 
 from sweeps import command as sweeps_command
 from sweeps.store.folder import Sweep
-from sweeps.submission.optuna_study import distributions, import_optuna, study_location, summary
+from sweeps.submission.optuna_study import distributions, import_optuna, open_study, study_location, summary
 
 pytest.importorskip("optuna")
 OVER = {
@@ -93,3 +93,31 @@ def test_a_search_that_was_cut_off_before_its_study_has_no_trials(tmp_path):
     journal.parent.mkdir(parents=True)
     journal.write_text('{"op_code": 0, "wor')
     assert summary(Sweep(tmp_path, "g")) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        (lambda log: log[:-20], 3),
+        (lambda log: log + b"\0" * 300, 3),
+        (lambda log: log + b"\0" * 300 + b"\n", 3),
+        (lambda log: log[:-20] + b"\n" + log.splitlines(keepends=True)[-1], 3),
+        (lambda log: log + b"\n", 3),
+        (lambda log: log[: log.index(b"\n") // 2], 0),
+    ],
+    ids=["cut", "NULs", "NULs and newline", "half a line and more", "empty line", "half of the first line"],
+)
+def test_a_journal_that_a_kill_cut_ends_no_search(damage, kept, tmp_path):
+    sweep = Sweep(tmp_path, "g")
+    journal = sweep.path / "search" / "journal.log"
+    journal.parent.mkdir(parents=True)
+    space = distributions({"train.lr": {"low": 0.1, "high": 1.0}})
+    with open_study(sweep, "fd", space) as study:
+        for value in (3.0, 2.0, 1.0):
+            study.tell(study.ask(space), value)
+    journal.write_bytes(damage(journal.read_bytes()))
+    summary(sweep)  # `status` reads it too, and changes nothing
+    with open_study(sweep, "fd", space) as study:
+        assert len(study.trials) == kept
+        study.tell(study.ask(space), 0.5)
+    assert len([line for line in summary(sweep) if line.startswith("trial")]) == kept + 1
