@@ -15,7 +15,7 @@ from analysis.tables.table import Column, RowValues, Table, Value, build
 _KINDS = ("fd", "precision", "recall", "accuracy", "heldout_loss", "w_eff")
 _DIFFERENCE = "difference, paired by seed, \u00b1 half-width of the 95 % t-interval"
 _ARROW = f"Dense \u2192 routed ({_DIFFERENCE})."
-_LATER = "Scores of a later evaluation: python -m analysis.compute RUNS."
+_LATER = "Scores of a later evaluation: analysis.scores(RUNS)."
 _MEAN = f"Mean ({_DIFFERENCE})."
 # Two trainings cost the same if one takes this share of the other's multiply-adds. Steps are whole
 # numbers, so runs of equal cost may also end just above 1.

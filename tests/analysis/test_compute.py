@@ -6,9 +6,7 @@ import math
 import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
-from suite import RESULTS
 
-from analysis import compute
 from analysis.comparison.aggregation import holm
 from analysis.comparison.arms import (
     Arm,
@@ -20,7 +18,6 @@ from analysis.comparison.arms import (
     with_details,
 )
 from analysis.errors import AnalysisError
-from analysis.figures import against_macs
 
 GROUP = "dit-T/4, fashion, edm, scale tiny"
 DENSE = Arm("fashion", "dit", "edm", 0, 12, 16, "dense", 2e-3, GROUP)
@@ -132,16 +129,3 @@ def test_an_arm_at_another_rate_is_paired_with_the_dense_run_of_its_rate_or_the_
     assert baseline_arm(faster, {DENSE: {}, dense_faster: {}}) == dense_faster
     third = dataclasses.replace(faster, lr=8e-3, group=f"{GROUP} (train.lr=0.008)")
     assert baseline_arm(third, {DENSE: {}, dense_faster: {}}) is None
-
-
-def test_the_figure_is_drawn_from_the_records(records):
-    points = compute.score_points(records("runs").folder)
-    plot = against_macs.draw(points, *compute.FIGURE_STEPS)
-    assert len(plot.data) == 12 and set(plot.data["n"]) == {3}
-    published = pd.read_csv(RESULTS / "figures" / "compute.csv")
-    assert plot.data["difference"].to_list() == pytest.approx(published["difference"].to_list())
-
-
-def test_a_length_that_no_run_has_is_refused_before_anything_is_read(capsys):
-    assert compute.main(["nowhere.tar.gz", "--steps", "-4"]) == 2
-    assert "--steps -4: expected a positive number" in capsys.readouterr().err

@@ -5,12 +5,11 @@ import json
 
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, evaluate, heldout_losses, lines, score, write, write_pairs
+from analysis_runs import METRIC, evaluate, lines, score, write
 from scipy.stats import t
 from suite import RESULTS
 from test_compute import DENSE, ROUTED, SHALLOW
 
-from analysis import compute
 from analysis.comparison.final_scores import final_scores, scores_table
 from analysis.runs.archives import unpack
 
@@ -74,20 +73,6 @@ def test_scores_of_a_run_are_of_one_protocol_its_own_if_it_has_one(tmp_path):
     own = json.loads((scored / "summary.json").read_text())["scores"][METRIC]
     (frame,) = final_scores(tmp_path).values()
     assert frame["FD"].to_dict() == {0: own, 1: 2.0}
-
-
-def test_the_command_prints_tables_with_rows_also_without_scores_on_samples(tmp_path, capsys):
-    assert compute.main([str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "no table: no finished run has scores\n"
-    for folder in write_pairs(tmp_path, seeds=2, train__batch=16):
-        heldout_losses(folder, {200: 0.4, 400: 0.3})
-    assert compute.main([str(tmp_path), "--steps", "250"]) == 0
-    *_, endpoints, seeds = capsys.readouterr().out.strip().split("\n\n")
-    assert "Pairs" in endpoints and "| dit | route 2-8 | dense |" in seeds  # no table of scores: it has no row
-    # Routed runs end before the multiply-adds of 350 dense steps.
-    assert compute.main([str(tmp_path), "--steps", "350"]) == 0
-    *_, endpoints, _ = capsys.readouterr().out.strip().split("\n\n")
-    assert endpoints.startswith("No table of endpoints: 350 dense steps cost 0.2688T MACs, but dit route 2-8, seed 0")
 
 
 def test_arms_name_their_options_and_a_missing_metric_is_empty():
