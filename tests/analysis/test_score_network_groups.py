@@ -10,6 +10,7 @@ from analysis_runs import METRIC, write
 import analysis
 from analysis.comparison import compare
 from analysis.comparison.results import Results
+from analysis.runs.grouping import shared_label, short_labels
 
 
 def features_of(folder, network):
@@ -46,3 +47,9 @@ def test_runs_without_scores_in_features_stay_with_those_that_have_them(tmp_path
     pair(tmp_path, None, "digits-classifier@22222222")
     (base,) = Results.of(tmp_path).groups
     assert base.baseline is not None and len(base.routed) == 1
+
+
+def test_a_list_is_one_part_of_a_label():
+    labels = ["dit, edm (train.betas=[0.9, 0.95], train.lr=1.0)", "dit, edm (train.betas=[0.9, 0.99], train.lr=1.0)"]
+    assert list(short_labels(labels).values()) == ["dit, train.betas=[0.9, 0.95]", "dit, train.betas=[0.9, 0.99]"]
+    assert shared_label(labels) == "edm, train.lr=1.0"
