@@ -1,1 +1,1 @@
-"""Comparison of runs: seeds and variants, paired statistics, step penalties, arms of a study."""
+"""Comparison of runs: seeds and variants, paired statistics, step penalties."""

@@ -8,8 +8,10 @@ import math
 import pandas as pd
 import pytest
 from analysis_runs import lines, score, write
+from scipy.stats import ttest_1samp
 
 from analysis.comparison import step_penalty as penalty
+from analysis.comparison.aggregation import holm, interval, two_sided_p
 from analysis.errors import AnalysisError
 
 
@@ -119,3 +121,12 @@ def test_one_published_pair_is_censored(published):
     result = penalty.paired_penalty(*arms, 3000)
     assert list(result.seeds["censored"]) == [True, False, False] and result.sm is None
     assert list(result.seeds["s"])[1:] == pytest.approx([1.357, 1.264], abs=1e-3)
+
+
+def test_holm_by_hand():
+    assert holm({1: 0.01, 2: 0.04, 3: 0.03}) == pytest.approx({1: 0.03, 3: 0.06, 2: 0.06})
+
+
+def test_the_p_value_is_that_of_a_t_test():
+    values = [0.05, 0.02, 0.09]
+    assert two_sided_p(interval(values)) == pytest.approx(ttest_1samp(values, 0).pvalue)
