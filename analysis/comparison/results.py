@@ -45,6 +45,7 @@ class Results:
     problems: pd.DataFrame = field(default_factory=pd.DataFrame)
     folder: Path | None = None  # that was read; benchmarks lie there, also where no run does
     every_group: bool = False  # also groups without both dense and routed runs in the main table
+    curves: pd.DataFrame | None = None  # of a CSV file of loss curves, in place of runs
 
     @classmethod
     def of(cls, source: Any, metric: str | None = None) -> Results:
@@ -218,6 +219,8 @@ def results_for_command(
     """
     for name in getattr(options, "only", None) or ():
         pick(kind, name, dict.fromkeys(names))
+    if options.runs.suffix == ".csv":
+        return _results_of_csv(options, kind)
     words = filters.parse_arguments(options.filters)
     try:
         folder = loading.read_folder(options.runs, words)
@@ -249,3 +252,15 @@ def results_for_command(
     if unfinished:
         print(f"unfinished: {unfinished} (python -m analysis list {options.runs})", file=sys.stderr)
     return results
+
+
+def _results_of_csv(options: argparse.Namespace, kind: str) -> Results:
+    """Return results that hold the loss curves of another trainer's CSV file."""
+    from analysis.comparison.equal_macs import curves_of_csv
+
+    if options.only != ["equal_macs"] or options.filters:
+        raise AnalysisError(
+            f"{options.runs}: a CSV file gives one {kind}: expected --only equal_macs"
+        )
+    curves = curves_of_csv(options.runs)
+    return Results(pd.DataFrame(), pd.DataFrame(), folder=options.runs.parent, curves=curves)

@@ -25,6 +25,7 @@ FIGURES = builders(
         "overview": "sample_grids:overview",
         "convergence": "convergence:convergence",
         "step_penalty": "penalties:step_penalty",
+        "equal_macs": "equal_macs:equal_macs",
         "route_placement": "route_ablations:placement",
         "selection_rate": "route_ablations:rate",
         "samples": "sample_grids:samples",

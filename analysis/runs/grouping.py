@@ -8,7 +8,7 @@ Runs of one group and variant differ in their seed alone and may be averaged.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -71,6 +71,16 @@ def assign_groups(runs: pd.DataFrame) -> pd.DataFrame:
         variant=variants.astype("string"),
         shared_config=shared_config.astype("string"),
     )
+
+
+def settings(runs: pd.DataFrame, free: Collection[str]) -> pd.Series:
+    """Return what decides what each run learns, as text, apart from its seed, steps and routing.
+
+    `free` are columns that may differ too, such as the depth.
+    """
+    frame = _fill_unknown_keys(_comparable(runs), [runs.index])
+    columns = [name for name in (*_HEAD, *_learned_columns(frame)) if name not in free]
+    return pd.Series(_keys(_varying_texts(frame, columns), len(frame)), frame.index)
 
 
 def _comparable(runs: pd.DataFrame) -> pd.DataFrame:

@@ -25,6 +25,7 @@ TABLES = builders(
         "summary": "summary:summary",
         "steps": "summary:steps_and_cost",
         "treatments": "summary:treatments",
+        "equal_macs": "equal_macs:equal_macs",
         "speedup": "speedup:headline",
         "tails": "tails:tails",
         "sota": "main:sota",
@@ -64,6 +65,8 @@ def make(name: str, source: Source, metric: str | None = None) -> Table:
     """
     results = Results.of(source, metric)
     table: Table = pick("table", name, TABLES)(results)
+    if results.curves is not None:  # of another trainer, which has no versions of our code
+        return table
     return dataclasses.replace(table, notes=(*table.notes, *code_notes(results, table)))
 
 
