@@ -7,10 +7,13 @@ import sys
 
 import pandas as pd
 import pytest
+from analysis_runs import lines, score, write
 from small import ROOT
 from suite import RESULTS
 
+import analysis
 from analysis.tables.table import markdown_rows
+from results.studies import common
 
 PAGES = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *RESULTS.glob("*.md")])
 BLOCKS = re.findall(r"<!-- study (\w+) (\w+) -->\n\n(.*?)\n<!-- end -->", PAGES, re.DOTALL)
@@ -46,6 +49,14 @@ def test_the_figure_is_drawn_from_the_records():
     exploratory = script("exploratory")
     data = exploratory.figure(exploratory.read(exploratory.ARCHIVE)).data
     pd.testing.assert_frame_equal(data, pd.read_csv(RESULTS / "figures" / "compute.csv"), rtol=1e-9)
+
+
+def test_a_score_on_the_way_is_not_the_final_one(tmp_path):
+    for seed, step in enumerate((400, 400, 200)):
+        rows = [score({}, step, 3.0 + seed, f"{name}-500 (digits-classifier)") for name in common.METRICS]
+        lines(write(tmp_path, seed=seed) / "scores.jsonl", rows)
+    (row,) = common.scores_table(analysis.load(tmp_path).assign(arm="dense")).to_dict("records")
+    assert (row["Seeds"], row["FD"]) == ("0, 1", "3.5")
 
 
 def test_the_command_prints_a_table_or_names_those_there_are():

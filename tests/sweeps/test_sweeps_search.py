@@ -8,7 +8,13 @@ from slurm_lab import until, write_grid
 
 from sweeps import command as sweeps_command
 from sweeps.store.folder import Sweep
-from sweeps.submission.optuna_study import distributions, import_optuna, open_study, study_location, summary
+from sweeps.submission.optuna_study import (
+    distributions,
+    import_optuna,
+    open_study,
+    study_location,
+    summary,
+)
 
 pytest.importorskip("optuna")
 OVER = {
