@@ -28,7 +28,8 @@ Many runs, one grid per table or figure of the paper.
 
 The same launch again submits only what is missing. key=value is an override; a
 comma makes a list: it replaces that axis of the grid, selects rows of it, or
-adds an axis. cluster= names a file in sweeps/resources or a path;
+adds an axis. It applies to the first stage of the grid; STAGE:key=value
+addresses another one. cluster= names a file in sweeps/resources or a path;
 cluster.KEY=VALUE sets one of its keys: cluster.gpus=1 cluster.runs_per_gpu=4
 lets four runs share a GPU. In a grid file, cluster: {gpus: 2, tasks: 2} in a
 stage or an entry of cells applies to its runs only.

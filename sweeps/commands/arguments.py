@@ -89,9 +89,7 @@ class Arguments:
         matching = []
         for run in runs.values():
             values = run_values(run, runs)
-            if all(
-                overrides.is_any_of(Typed(values.get(key, "")), filters[key]) for key in filters
-            ):
+            if all(_has(run, values, key, filters[key]) for key in filters):
                 matching.append(run)
         return matching
 
@@ -109,6 +107,13 @@ class Arguments:
         runs = self.matching_runs(sweep)
         require(runs, f"sweep {name}: none of its runs has {shown}", SweepError)
         return sweep, runs
+
+
+def _has(run: PlannedRun, values: Mapping[str, str], key: str, wanted: list[Typed]) -> bool:
+    """Return whether a run has one of the values of a key; of `STAGE:key` only in that stage."""
+    stage, _, key = key.rpartition(":")
+    is_of_stage = not stage or run.stage == stage
+    return is_of_stage and overrides.is_any_of(Typed(values.get(key, "")), wanted)
 
 
 def run_values(run: PlannedRun, runs: Mapping[str, PlannedRun]) -> dict[str, str]:

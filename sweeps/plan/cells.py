@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backbones.parsing import whole
-from routing.errors import UserError, require, suggest
+from routing.errors import UserError, one_of, require, suggest
 from sweeps import SweepError
 from sweeps.plan.grid import MAX_CELLS, Grid, Rows, Stage
 from sweeps.store.overrides import Typed, format_overrides, format_value, is_any_of, without
 
 UserValues = Mapping[str, Sequence[Any]]
+# Typed, like paths.runs, for a whole launch rather than for one stage.
+PLAN_KEYS = ("scale", "cluster", "dry")
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ class GridCell:
 def expand(grid: Grid, scale: str = "tiny", user: UserValues | None = None) -> list[GridCell]:
     """Expand a grid at a scale (tiny, small or paper) to cells, which are not checked yet.
 
-    A user's values by key replace an axis (or `seed`) or select rows of `cells` and `zip`; several
-    values of another key become a new axis, and a single one overrides every cell.
+    A user's values apply to the first stage, those of a key `STAGE:key` to the stage of that name.
+    They replace an axis (or `seed`) or select rows of `cells` and `zip`; several values of another
+    key become a new axis, and a single one overrides every cell of the stage.
 
     Raises:
         SweepError: A value selects no row, the grid refuses the scale, or no cell is left.
@@ -58,21 +61,45 @@ def expand(grid: Grid, scale: str = "tiny", user: UserValues | None = None) -> l
     cells: list[GridCell] = []
     try:
         stages = grid.stages(scale)
-        command_keys = _command_keys(stages)
+        by_stage = _by_stage(stages, user)
         for stage in stages:
-            _add_cells(cells, _apply_user(stage, user, command_keys), scale, bool(user))
+            _add_cells(cells, _apply_user(stage, by_stage[stage.name]), scale, bool(user))
         require(cells, f"no cell is left at scale {scale} with these overrides", SweepError)
     except UserError as error:
         raise SweepError(f"grid {grid.name}: {error}") from None
     return cells
 
 
-def _command_keys(stages: Sequence[Stage]) -> set[str]:
-    """Return the keys that other commands take and training does not: `samples=100`, `w=1.5`."""
-    training, commands = {"seed"}, set[str]()
-    for stage in stages:
-        (training if stage.trains else commands).update(stage.set_keys())
-    return commands - training
+def _by_stage(stages: Sequence[Stage], user: UserValues) -> dict[str, dict[str, Sequence[Any]]]:
+    """Return a user's values by stage and key.
+
+    Raises:
+        SweepError: There is no such stage, or a key belongs to the command of a later one.
+    """
+    names = [stage.name for stage in stages]
+    by_stage: dict[str, dict[str, Sequence[Any]]] = {name: {} for name in names}
+    for text, values in user.items():
+        name, colon, key = text.rpartition(":")
+        if colon:
+            one_of(f"{text}: stage", name, names, SweepError)
+            require(
+                key.partition(".")[0] not in PLAN_KEYS and key != "paths.runs",
+                f"{text}: expected without a stage: {key}=",
+                SweepError,
+            )
+        else:
+            name = names[0]
+            for stage in stages[1:] if stages[0].trains else ():
+                require(
+                    stage.trains or key not in stage.set_keys() - stages[0].set_keys(),
+                    f"{key}= is a key of stage {stage.name}: expected {stage.name}:{key}=",
+                    SweepError,
+                )
+        if key == "paths.runs":  # of the plan; other commands have folders as arguments
+            continue
+        require(key not in by_stage[name], f"{key} of stage {name} is given twice", SweepError)
+        by_stage[name][key] = values
+    return by_stage
 
 
 def _add_cells(cells: list[GridCell], stage: Stage, scale: str, has_overrides: bool) -> None:
@@ -123,8 +150,8 @@ def _matches(cell: GridCell, where: Mapping[str, Any]) -> bool:
     return True
 
 
-def _apply_user(stage: Stage, user: UserValues, command_keys: Collection[str]) -> Stage:
-    """Return the stage with a user's values; `command_keys` are those of other commands only."""
+def _apply_user(stage: Stage, user: UserValues) -> Stage:
+    """Return the stage with a user's values for it."""
     base, factors = dict(stage.base), dict(stage.factors)
     for key, values in user.items():
         if key in factors:
@@ -139,22 +166,12 @@ def _apply_user(stage: Stage, user: UserValues, command_keys: Collection[str]) -
                 factors[table] = _select_rows(key, values, factors[table])
                 continue
             factors[table] = [without(row, [key]) for row in factors[table]]
-        elif not _takes(stage, key, command_keys):
-            continue
         if len(values) > 1:
             base.pop(key, None)
             factors[key] = [{key: value} for value in values]
         else:
             base[key] = values[0]
     return replace(stage, base=base, factors=factors)
-
-
-def _takes(stage: Stage, key: str, command_keys: Collection[str]) -> bool:
-    """Return whether a stage takes an override of a key that none of its factors has."""
-    if key == "paths.runs" and not stage.trains:
-        return False  # other commands have folders as arguments
-    is_later = stage.of is not None or stage.after is not None
-    return key in stage.base or not (is_later or key in command_keys)
 
 
 def _table_with(key: str, factors: Mapping[str, Rows]) -> str | None:

@@ -11,6 +11,8 @@ from routing.errors import require
 from sweeps import SweepError
 
 KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
+# With `STAGE:` before the key, which addresses a stage of a grid.
+_TYPED_KEY = re.compile(rf"([\w.-]+:)?{KEY.pattern}")
 _UNQUOTED = re.compile(r"[\w+./@:%-]+", re.ASCII)
 
 
@@ -19,7 +21,7 @@ class Typed(str):
 
 
 def parse(arguments: Iterable[str]) -> dict[str, list[Typed]]:
-    """Return the values of each key; `backbone=dit,mamba` has two.
+    """Return the values of each key (or `STAGE:key`); `backbone=dit,mamba` has two.
 
     Commas in brackets or quotes do not separate values.
 
@@ -31,8 +33,9 @@ def parse(arguments: Iterable[str]) -> dict[str, list[Typed]]:
         check_word(argument)
         key, _, text = argument.partition("=")
         require(
-            KEY.match(key) and all(split(text)),
-            f"{argument!r} is not an override; expected key=value or key=A,B, such as backbone=dit",
+            _TYPED_KEY.match(key) and all(split(text)),
+            f"{argument!r} is not an override; expected key=value or key=A,B, such as "
+            "backbone=dit, or STAGE:key=value for a later stage",
             SweepError,
         )
         require(key != "seeds", f"seeds is a key of grid files; expected seed={text}", SweepError)

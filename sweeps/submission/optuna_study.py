@@ -150,7 +150,9 @@ def summary(sweep: Sweep) -> list[str]:
     except KeyError:  # cut off before there was one
         return []
     except ValueError:
-        return [f"search: {_journal(sweep)} is damaged; the next launch goes on from what is intact"]
+        return [
+            f"search: {_journal(sweep)} is damaged; the next launch goes on from what is intact"
+        ]
     lines, states = [], Counter(trial.state.name.lower() for trial in study.trials)
     for trial in study.trials:
         value = "" if trial.value is None else f"{trial.value:.4g}"

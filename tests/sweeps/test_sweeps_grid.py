@@ -1,5 +1,7 @@
 """Grids and overrides: expansion, a user's words, refusals."""
 
+import re
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from slurm_lab import yaml_grid
 from analysis.figures import FIGURES
 from analysis.tables import TABLES
 from experiments.config import load
+from sweeps import SweepError
 from sweeps.plan import grid
 from sweeps.plan.cells import expand
 from sweeps.store import overrides
@@ -93,6 +96,57 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
     assert overrides.format_value(fine.overrides["scale"]) == "tiny" and fine.stage.trains
     assert cells[4].parent == 2 and cells[4].stage.args == ("{parent}",) and not cells[4].stage.trains
     assert dict(cells[4].overrides) == {"w": 2} and cells[5].overrides["seed"] == 3
+
+
+# A dense fine-tune at its own rate, scored at its own guidance.
+OWN_VALUES = [
+    {"name": "tune", "of": "train", "base": {"init": "{parent}", "route": "none", "train.lr": 2}},
+    {"name": "score", "of": "tune", "command": "evaluate", "args": ["{parent}"], "base": {"samples": 9}, "axes": {"w": [1]}},
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", ["auto 1", "none 2", "9 1"]),
+        ("route=2-8 train.lr=5", ["2-8 5", "none 2", "9 1"]),
+        ("route=2-8,4-8", ["2-8 1", "4-8 1", "none 2", "none 2", "9 1", "9 1"]),  # values do not cross
+        ("tune:route=2-8", ["auto 1", "2-8 2", "9 1"]),
+        ("train:route=4-8 tune:route=2-8 tune:train.lr=3,4", ["4-8 1", "2-8 3", "2-8 4", "9 1", "9 1"]),
+        ("score:w=2,3 score:samples=5", ["auto 1", "none 2", "5 2", "5 3"]),
+    ],
+)
+def test_an_override_applies_to_the_first_stage_or_to_the_one_that_it_names(words, expected, tmp_path):
+    chosen = yaml_grid(tmp_path, base={"route": "auto", "train.lr": 1}, stages=OWN_VALUES)
+    seen = []
+    for cell in expand(chosen, "tiny", overrides.parse(words.split())):
+        keys = ("route", "train.lr") if cell.stage.trains else ("samples", "w")
+        seen.append(" ".join(overrides.format_value(cell.overrides[key]) for key in keys))
+    assert seen == expected
+
+
+def test_what_a_later_stage_does_not_set_it_has_from_its_parent(tmp_path):
+    chosen = yaml_grid(tmp_path, base={"train.lr": 1}, stages=OWN_VALUES)
+    first, tune, _ = expand(chosen, "tiny", overrides.parse(["train.steps=20", "train.lr=5"]))
+    assert (first.overrides["train.steps"], tune.overrides["train.steps"]) == ("20", "20")
+    assert (first.overrides["train.lr"], tune.overrides["train.lr"]) == ("5", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("samples=5", "samples= is a key of stage score: expected score:samples="),
+        ("tun:route=none", "tun:route: stage 'tun': expected one of train, tune, score; did you mean tune?"),
+        ("tune:cluster.gpus=2", "tune:cluster.gpus: expected without a stage"),
+        ("tune:paths.runs=x", "tune:paths.runs: expected without a stage"),
+        ("route=none train:route=2-8", "route of stage train is given twice"),
+        ("tune:route=none tune:route=2-8", "tune:route is given twice"),
+    ],
+)
+def test_an_override_of_no_stage_is_refused(words, message, tmp_path):
+    chosen = yaml_grid(tmp_path, base={"train.lr": 1}, stages=OWN_VALUES)
+    with pytest.raises(SweepError, match=re.escape(message)):
+        expand(chosen, "tiny", overrides.parse(words.split()))
 
 
 def test_values_are_written_as_hydra_reads_them():
