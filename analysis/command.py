@@ -32,10 +32,6 @@ _COMMANDS = {
     "report": ("reports.report", "one self-contained HTML page"),
     "tables": ("tables", "tables in four formats"),
     "figures": ("figures", "figures as PDF, PNG and CSV"),
-    "publish": (
-        "reports.publish",
-        "a folder of tables, figures and records, and the pages that show them",
-    ),
     "pages": ("reports.pages", "fill the generated blocks of README.md and results/*.md"),
     "compare": ("comparison.compare", "what differs between two runs"),
     "similarity": (
@@ -91,13 +87,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_reading(commands: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the options of commands that read finished runs."""
-    for name in ("report", "tables", "figures", "publish"):
+    for name in ("report", "tables", "figures"):
         text = "full name of the metric (default: each group's Frechet distance)"
         commands[name].add_argument(
-            "runs",
-            help="folder with run folders" + (" or .tar.gz" if name != "publish" else ""),
-            metavar="RUNS",
-            type=Path,
+            "runs", help="folder with run folders or .tar.gz", metavar="RUNS", type=Path
         )
         commands[name].add_argument("--metric", help=text)
         text = "which runs: backbone=dit,mamba, where='lr < 3e-3' or the name of a launched grid"
@@ -105,7 +98,7 @@ def _add_reading(commands: Mapping[str, argparse.ArgumentParser]) -> None:
         if name != "tables":
             text = "also searches, learning-rate sweeps, and groups without a pair"
             commands[name].add_argument("--all", help=text, **_FLAG)
-    report, tables, publish = commands["report"], commands["tables"], commands["publish"]
+    report, tables = commands["report"], commands["tables"]
     report.add_argument("--out", help="the HTML file (default: RUNS/report.html)", type=Path)
     report.add_argument("--title", help="heading of the page")
     for name in ("tables", "figures"):
@@ -120,9 +113,6 @@ def _add_reading(commands: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     tables.add_argument("--columns", help="some, by heading or number from 0", **_SEVERAL)
     tables.add_argument("--print", help="print Markdown instead of writing", **_FLAG)
-    publish.add_argument("--out", help="folder to write, such as results", required=True, type=Path)
-    text = "Markdown files whose <!-- table NAME --> blocks to fill in, beside OUT/README.md"
-    publish.add_argument("--pages", help=text, nargs="+", default=[], metavar="FILE", type=Path)
 
 
 def _add_measuring(commands: Mapping[str, argparse.ArgumentParser]) -> None:

@@ -3,9 +3,9 @@
 Between an opening such as `<!-- table NAME -->` and the next `<!-- end -->` is text generated from
 the runs; all else in a page is its own text. What opens a block:
 
-    table NAME      `ours` leaves out rows that only the paper has, `columns=0,2,3` chooses columns,
-                    `group=START` keeps the groups whose heading starts so, `having=WORD` those
-                    whose heading holds the word, `flat` turns headings into notes
+    table NAME      `ours` leaves out rows that only the paper has, `group=START` keeps the groups
+                    whose heading starts so, `having=WORD` those whose heading holds the word,
+                    `flat` turns headings into notes, `columns=0,2,3` chooses columns
     finding NAME    sentences of `findings`; `having=WORD`: of groups whose name holds the word
     facts           from which code and machines the runs came
     study NAME TABLE    a table of results/studies/NAME.py
@@ -19,7 +19,6 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import tables
@@ -28,7 +27,7 @@ from analysis.errors import AnalysisError, pick
 from analysis.reports import findings
 from analysis.reports.machines import machine_lines
 from analysis.runs.archives import PUBLISHED, unpack
-from analysis.tables.table import NOT_RUN, Row, Table, markdown, markdown_escape, markdown_rows
+from analysis.tables.table import NOT_RUN, markdown, markdown_escape, markdown_rows
 from experiments.runtime.errors import ROOT
 from experiments.runtime.files import atomic_write
 
@@ -40,23 +39,13 @@ _STUDIES = "results.studies"
 def command(options: argparse.Namespace) -> int:
     """Fill the blocks of the pages from the published records."""
     results = archived(ROOT / "results" / "runs.tar.gz")
-    for page, text in read_pages(ROOT / "results", [ROOT / "README.md"]).items():
+    for page in [ROOT / "README.md", *sorted((ROOT / "results").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
         filled = fill(text, results)
         if filled != text:
             atomic_write(page, filled)
             print(f"{page}  filled in")
     return 0
-
-
-def read_pages(folder: Path, more: Sequence[Path]) -> dict[Path, str]:
-    """Return the texts of the folder's own pages and of further ones."""
-    texts = {}
-    for page in [*sorted(folder.glob("*.md")), *more]:
-        try:
-            texts[page] = page.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            raise AnalysisError(f"{page} cannot be read; name Markdown files in UTF-8") from None
-    return texts
 
 
 def fill(text: str, results: Results) -> str:
@@ -119,37 +108,27 @@ def archived(archive: Path) -> Results:
 
 
 def _table(name: str, options: list[str], results: Results) -> str:
+    """Return a table after its options, which apply in the order that they are written in."""
     table = tables.make(name, results)
-    # Groups are chosen by their heading before `flat` turns headings into notes.
-    for option in sorted(options, key=_option_order):
-        if option.startswith("columns="):
-            columns = option.removeprefix("columns=").split(",")
-            table = table.only(tables.column_indices(table, columns))
+    for option in options:
+        kind, _, text = option.partition("=")
+        rows, notes = table.rows, table.notes
+        if option == "ours":
+            rows = tuple(row for row in rows if row.group != NOT_RUN)
+        elif kind == "group":
+            rows = tuple(row for row in rows if row.group.startswith(text))
+        elif kind == "having":
+            rows = tuple(row for row in rows if text in row.group)
         elif option == "flat":
-            rows = tuple(row._replace(group="") for row in table.rows)
-            table = dataclasses.replace(table, rows=rows, notes=(*table.groups, *table.notes))
-        else:
-            table = _filtered(table, option)
+            rows = tuple(row._replace(group="") for row in rows)
+            notes = (*table.groups, *notes)
+        elif kind != "columns":
+            raise AnalysisError(
+                f"a page asks for table {name} {option}; options are `ours`, `group=START`, "
+                "`having=WORD` (of a group's heading), `flat`, `columns=0,2,3` and `of=ARCHIVE`"
+            )
+        table = dataclasses.replace(table, rows=rows, notes=notes)
+        if kind == "columns":
+            table = table.only(tables.column_indices(table, text.split(",")))
     # Without the table's title: the page has its own heading.
     return markdown(table.only()).split("\n", 2)[2]
-
-
-def _option_order(option: str) -> tuple[bool, bool]:
-    return option == "flat", option.startswith("columns=")
-
-
-def _filtered(table: Table, option: str) -> Table:
-    """Return the table with the rows that an option keeps."""
-    kind, _, text = option.partition("=")
-
-    def is_kept(row: Row) -> bool:
-        if option == "ours":
-            return row.group != NOT_RUN
-        return row.group.startswith(text) if kind == "group" else text in row.group
-
-    if option != "ours" and kind not in ("group", "having"):
-        raise AnalysisError(
-            f"a page asks for table {table.name} {option}; options are `ours`, `flat`, "
-            "`group=START`, `having=WORD` (of a group's heading), `columns=0,2,3` and `of=ARCHIVE`"
-        )
-    return dataclasses.replace(table, rows=tuple(filter(is_kept, table.rows)))
