@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 from experiments.config.guidance import check_guidance_routes
+from experiments.config.identity import with_paths_replaced
 from experiments.config.model import model_arguments, run_cost
 from experiments.config.parent import check_parent, split
 from experiments.config.schema import Config
 from experiments.options.evaluation import PUBLISHED, options_for, plan_scores
-from routing.errors import require
+from experiments.runtime import run_folder
+from routing.errors import UserError, require
 
 
 def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
@@ -27,6 +31,7 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
         UserError: In one sentence.
     """
     _check_runs_folder(config.paths.runs)
+    _check_former_name(config)
     config.check_processes(processes, on_gpu)
     config.data.check_files()
     info = config.data.describe()
@@ -53,6 +58,30 @@ def _check_runs_folder(runs: str) -> None:
                 os.path.isdir(path), f"paths.runs={runs}: expected a folder, but {path} is a file"
             )
             return
+
+
+def _check_former_name(config: Config) -> None:
+    """Refuse to train a run anew that an earlier version trained under another name.
+
+    Names held the paths of data and references as they were typed.
+    """
+    has_paths = config.hashed["data_fingerprint"] != "embedded" or config.eval.path_fingerprints()
+    if not has_paths or config.folder.exists():
+        return
+    former = []
+    model, _, _ = config.name.rpartition("-")
+    for folder in sorted(config.folder.parent.glob(f"{glob.escape(model)}-????????")):
+        for step, checkpoint in run_folder.listed(folder)[-1:]:
+            saved = run_folder.read(checkpoint / "state.json").get("hashed") or {}
+            if with_paths_replaced(saved, config, config.hashed) == config.hashed:
+                former.append((step, folder))
+    if former:
+        step, folder = max(former)
+        raise UserError(
+            f"{folder} is this run, at step {step}, under the name of an earlier version, which "
+            f"held the paths of the data as typed: mv {shlex.quote(str(folder))} "
+            f"{shlex.quote(str(config.folder))} carries it on; move it elsewhere to train anew"
+        )
 
 
 def check_sampling(config: Config, model: dict[str, Any]) -> None:

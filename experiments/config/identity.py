@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,12 @@ from experiments.options.model import SharedBackboneOptions
 from experiments.options.roles import LEARNS, REPORTS, role_of
 from experiments.options.training import TrainOptions
 from routing.options import OMITTED_AT_DEFAULT, RoutingOptions
+
+# Options that are paths, by group.
+_PATHS = {
+    "data": ("path", "test", "vae"),
+    "eval": ("reference", "inception_weights", "dinov2_weights"),
+}
 
 
 def role(key: str) -> str:
@@ -45,6 +52,8 @@ def hashed_values(options: RunOptions, values: dict[str, Any]) -> dict[str, Any]
     insert_removed(values)
     for key in options.data.location_keys:
         values["data"].pop(key, None)
+    values["data"] |= options.data.path_fingerprints()
+    values["eval"] |= options.eval.path_fingerprints()
     values["data_fingerprint"] = options.data.fingerprint()
     if options.init:
         values["init"] = parent_digest(options.init)
@@ -52,6 +61,30 @@ def hashed_values(options: RunOptions, values: dict[str, Any]) -> dict[str, Any]
         # Two dense runs that differ in how tokens would be routed are one run.
         values.pop("routing")
     return values
+
+
+def with_paths_replaced(
+    saved: Mapping[str, Any], options: RunOptions, hashed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a run of an earlier version hashed, as this version would hash it.
+
+    Earlier versions hashed paths as they were typed. A path to the same file or folder as that of
+    `options`, whose hashed values are `hashed`, is replaced by what stands for it there.
+    """
+    values = dict(saved)
+    for group, names in _PATHS.items():
+        values[group] = dict(saved.get(group) or {})
+        for name in names:
+            typed, current = values[group].get(name), getattr(getattr(options, group), name, None)
+            if isinstance(typed, str) and current is not None and _is_same_place(typed, current):
+                del values[group][name]
+                if name in hashed[group]:
+                    values[group][name] = hashed[group][name]
+    return values
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(os.path.expanduser(other))
 
 
 def _ends_with_its_schedule(options: RunOptions) -> bool:

@@ -121,17 +121,18 @@ class Config(RunOptions):
         if self.train.graphs is True and not on_gpu:
             raise ConfigError("train.graphs=true: expected a CUDA GPU, there is none here")
 
+    @cached_property
     def hashed(self) -> dict[str, Any]:
-        """Return what the hash covers: all that decides what is learnt and how it is scored."""
+        """What the hash covers: all that decides what is learnt and how it is scored.
+
+        Computed once: a run keeps its folder where pictures are added while it trains.
+        """
         return identity.hashed_values(self, self.to_dict())
 
     @cached_property
     def hash(self) -> str:
-        """First eight hexadecimal digits of the SHA-256 of `hashed()`.
-
-        Computed once: a run keeps its folder where pictures are added while it trains.
-        """
-        text = json.dumps(self.hashed(), sort_keys=True, separators=(",", ":"))
+        """First eight hexadecimal digits of the SHA-256 of `hashed`."""
+        text = json.dumps(self.hashed, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt
 
+from experiments.data.digest import File
 from experiments.options.roles import Default
 from routing import errors
 from routing.errors import UserError
@@ -87,8 +88,8 @@ class DataOptions:
     # content is hidden. The default is the paper's for latents.
     p_mean: ClassVar[float] = -1.2
     cfg_scale: ClassVar[float] = 1.5  # scale of classifier-free guidance
-    # Options that only locate files whose contents are fixed by published checksums. They are not
-    # part of a run's identity.
+    # Options that only say where the data are. They are not part of a run's identity, which holds
+    # the fingerprint of what lies there.
     location_keys: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""  # origin and licence; exported with the weights
 
@@ -122,6 +123,17 @@ class DataOptions:
     def undecodable_reason(self) -> str:
         """Return why samples cannot become images on this machine; empty if they can."""
         return ""
+
+    def path_fingerprints(self) -> dict[str, str]:
+        """Return what a run's hash holds in place of further options that are paths."""
+        return {}
+
+    def content_files(self) -> list[File]:
+        """Return the files whose content must be the same when a run resumes.
+
+        None for data that are a function of the options, or checked against published checksums.
+        """
+        return []
 
     def fingerprint(self) -> str:
         """Return the part of a run's hash that follows the data's contents.

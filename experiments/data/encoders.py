@@ -21,10 +21,10 @@ from backbones.parsing import is_number
 from backbones.weights import hub_problem
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
+from experiments.data.latent_options import VAE_FILES
 from routing.rng import Draws
 
 _NO_DIFFUSERS = 'diffusers, which decodes latents, is not installed (pip install -e ".[data]")'
-_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
 _SAFE = {"use_safetensors": True}  # older .bin files are pickles
 _ADVICE = "pass a diffusers folder (data.vae=FOLDER; prepare: --vae FOLDER)"
 
@@ -42,12 +42,12 @@ def unavailable_reason(name: str | None) -> str:
             "AutoencoderKL.from_single_file(FILE, config=FOLDER).save_pretrained(OUT)"
         )
     if path.is_dir():
-        missing = [file for file in _FILES if not (path / file).is_file()]
+        missing = [file for file in VAE_FILES if not (path / file).is_file()]
         return f"{path} has no {missing[0]}; {_ADVICE}" if missing else ""
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        if all(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES):
+        if all(isinstance(try_to_load_from_cache(name, file), str) for file in VAE_FILES):
             return ""
     except ValueError:  # not a valid name on the hub
         return f"{name} is neither a folder nor a name on the hub; {_ADVICE}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import pkgutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 
 from experiments.data.data_options import DataOptions, ShapeError, require
+from experiments.data.digest import File, sampled
 from experiments.data.latent_manifest import MANIFEST, Manifest, Shape, store_layout, stored_shape
 from experiments.runtime.files import sha256, visible_files
 from routing.options import OMITTED_AT_DEFAULT
 
 #: The autoencoder of 4-channel latents whose store names none.
 DEFAULT_VAE = "stabilityai/sd-vae-ft-ema"
+#: Files of an autoencoder in a folder, in diffusers' layout.
+VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
 
 Side = Annotated[int, Ge(1)]
 
@@ -94,6 +98,7 @@ class LatentsOptions(DataOptions):
         "checked.",
     ] = False
 
+    location_keys = ("path",)
     # Assumed while there is no store: ImageNet-256 under a VAE that divides the side by 8, and 77
     # tokens of CLIP for captioned data.
     sample_shape = (4, 32, 32)
@@ -198,16 +203,43 @@ class LatentsOptions(DataOptions):
 
         Hidden files, such as the index of positions that reading tars creates, do not count.
         """
-        folder = self._folder
-        if not self.path or not folder.is_dir():
-            return "absent"
-        if (folder / MANIFEST).is_file():
-            return sha256(folder / MANIFEST)[:16]
-        digest = hashlib.sha256()
-        for path in visible_files(folder, "*"):
-            if path.is_file():
-                digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-        return digest.hexdigest()[:16]
+        return _fingerprint_of(self._folder) if self.path else "absent"
+
+    def path_fingerprints(self) -> dict[str, str]:
+        """Return fingerprints of the second store, and of a VAE in a folder."""
+        fingerprints = {}
+        if self.test is not None:
+            fingerprints["test"] = _fingerprint_of(Path(self.test).expanduser())
+        vae = Path(self.vae).expanduser()
+        if self.vae != "auto":
+            fingerprints["vae"] = os.path.normpath(self.vae)  # a name on the hub stays as it is
+        if vae.is_dir():
+            files = [vae / name for name in VAE_FILES if (vae / name).is_file()]
+            fingerprints["vae"] = hashlib.sha256(b"".join(map(sampled, files))).hexdigest()[:16]
+        return fingerprints
+
+    def content_files(self) -> list[File]:
+        """Return the shards of both stores, with what describes them."""
+        files = []
+        for key in ("path", "test"):
+            folder = getattr(self, key)
+            for file in visible_files(Path(folder).expanduser(), "*") if folder else ():
+                if file.name == MANIFEST or file.suffix in (".tar", ".safetensors", ".pt"):
+                    files.append(File(f"{key}/{file.name}", str(file), sampled))
+        return files
+
+
+def _fingerprint_of(folder: Path) -> str:
+    """Return a checksum of a store's manifest, or of the file names and sizes of another layout."""
+    if not folder.is_dir():
+        return "absent"
+    if (folder / MANIFEST).is_file():
+        return sha256(folder / MANIFEST)[:16]
+    digest = hashlib.sha256()
+    for path in visible_files(folder, "*"):
+        if path.is_file():
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def _by(shape: Shape) -> str:

@@ -22,6 +22,7 @@ from PIL import Image
 
 from experiments.data.class_folders import LABEL_FILE
 from experiments.data.data_options import PICTURES, DataError, contents_lines, require
+from experiments.data.digest import File, picture_ends, sampled
 from experiments.data.image_options import SplitOptions
 from experiments.data.image_sets import LabelledImages, Split
 from experiments.data.image_sources import FolderSource
@@ -71,6 +72,7 @@ class FolderOptions(SplitOptions):
         "none"
     )
 
+    location_keys = ("path",)
     # Assumed while there is no folder.
     class_count = 1
     patch = 4
@@ -128,12 +130,18 @@ class FolderOptions(SplitOptions):
         if not self.path or not root.is_dir():
             return "absent"
         digest = hashlib.sha256()
-        for file in sorted(list_files(root, "*")):
-            if file.suffix.lower() in PICTURES or file.name == LABEL_FILE:
-                size = file.stat().st_size if file.exists() else -1  # a broken link
-                line = f"{file.relative_to(root).as_posix()} {size}\n"
-                digest.update(line.encode(errors="replace"))
+        for name, file in _files_that_count(root):
+            size = file.stat().st_size if file.exists() else -1  # a broken link
+            digest.update(f"{name} {size}\n".encode(errors="replace"))
         return digest.hexdigest()[:16]
+
+    def content_files(self) -> list[File]:
+        """Return the pictures, of which the ends are read, and the file of their labels."""
+        files = []
+        for name, file in _files_that_count(Path(str(self.path)).expanduser()):
+            read = sampled if file.name == LABEL_FILE else picture_ends
+            files.append(File(name, str(file), read))
+        return files
 
     def check_files(self) -> None:
         """Raise `DataError` for pictures that `splits` refuses."""
@@ -184,6 +192,15 @@ class FolderOptions(SplitOptions):
                 f"(data.test_fraction={self.test_fraction:g}); expected some in each split",
             )
         return LabelledImages({"train": train, "test": test}, splits.class_names)
+
+
+def _files_that_count(root: Path) -> list[tuple[str, Path]]:
+    """Return name and path of the pictures, and of the file of their labels."""
+    files = []
+    for file in sorted(list_files(root, "*")):
+        if file.suffix.lower() in PICTURES or file.name == LABEL_FILE:
+            files.append((file.relative_to(root).as_posix(), file))
+    return files
 
 
 def _split_folders(root: Path) -> tuple[Path, Path | None]:

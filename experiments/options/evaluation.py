@@ -16,6 +16,7 @@ import yaml
 from annotated_types import Ge, Le
 
 from backbones.validation import Choices, validate
+from experiments.data.digest import sampled
 from experiments.options.roles import config_defaults
 from routing.errors import UserError, one_of, require
 
@@ -234,6 +235,16 @@ class EvalOptions:
         """Refuse an empty list of metrics."""
         if not self.metrics:
             raise MetricError(f"eval.metrics=[]: expected some of {', '.join(METRICS)}")
+
+    def path_fingerprints(self) -> dict[str, str]:
+        """Return what a run's hash holds in place of the options that are paths."""
+        fingerprints = {}
+        for key in ("reference", "inception_weights", "dinov2_weights"):
+            value = getattr(self, key)
+            if value is not None:
+                path = Path(value).expanduser()
+                fingerprints[key] = sampled(path).hex()[:16] if path.is_file() else "absent"
+        return fingerprints
 
     @property
     def enabled(self) -> bool:

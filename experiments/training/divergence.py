@@ -32,7 +32,7 @@ def roll_back(
     bad_step, rollbacks = state.step, state.rollbacks + 1
     if rollbacks > config.train.rollback or checkpoint is None:
         raise diverged(step, bad_streak, checkpoint)
-    state.load(checkpoint, config.hashed())
+    state.load(checkpoint, config)
     state.rollbacks = rollbacks
     # The checkpoint's other counters hold; a streak belongs to the abandoned branch.
     state.tally.bad_streak.zero_()

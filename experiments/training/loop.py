@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from experiments.config.schema import Config
+from experiments.data.digest import content_digest
+from experiments.evaluation.scoring import cache_of
 from experiments.runtime import run_folder, signals
 from experiments.runtime.checkpoint_files import newest
 from experiments.runtime.console import Console, Progress
 from experiments.runtime.errors import Interrupted
+from experiments.runtime.processes import gather
 from experiments.training.build import build_step
 from experiments.training.divergence import roll_back
 from experiments.training.metrics import MetricsLog
@@ -38,12 +41,23 @@ class Trainer:
         self.owns_folder = owns_folder
         step = self.training_step = build_step(config, accelerator, say=console.say)
         self.dataset, self.model, self.state = step.dataset, step.model, step.state
+        self.state.data_digest = self._data_digest()
         self.metrics = MetricsLog(step, console)
         self.evaluation = Evaluation(step, console, self.check_folder)
         self.cpu_group: Any = None
         if accelerator.num_processes > 1:
             # The processes talk about signals from CPU to CPU: no GPU is waited for.
             self.cpu_group = torch.distributed.new_group(backend="gloo")
+
+    def _data_digest(self) -> str:
+        """Return the digest of the data's files, which the first process computes."""
+        digest = ""
+        if self.accelerator.is_main_process:
+            files = self.config.data.content_files()
+            if files:
+                with self.console.progress(f"digest of {len(files):,} files"):
+                    digest = content_digest(files, cache_of(self.config))
+        return gather(digest)[0]
 
     def fit(self, steps: int | None = None) -> None:
         """Train to step `steps` (default: `train.steps`); log, save and evaluate on the way.
@@ -145,7 +159,7 @@ class Trainer:
         """
         checkpoint = self.newest_checkpoint()
         if checkpoint is not None:
-            self.state.load(checkpoint, self.config.hashed())
+            self.state.load(checkpoint, self.config)
         return checkpoint is not None
 
     def newest_checkpoint(self, up_to: int | None = None) -> Path | None:

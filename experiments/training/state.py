@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from backbones import Backbone
+from experiments.config.identity import with_paths_replaced
 from experiments.config.parent import split
 from experiments.config.schema import Config
 from experiments.evaluation.trained_model import load_model
@@ -63,6 +64,7 @@ class TrainingState:
         info: Description of the data set (`describe_data`), which is stored with the weights.
 
     Attributes:
+        data_digest: Digest of the content of the data's files (`experiments.data.digest`).
         params: The model's parameters; `names` are theirs.
         ema: Exponential moving average of each parameter.
         optimizers: AdamW, then Muon for the blocks' matrices where `train.optimizer=muon`.
@@ -77,6 +79,7 @@ class TrainingState:
 
     def __init__(self, model: Backbone, train: TrainOptions, info: dict[str, Any]) -> None:
         self.model, self.info = model, info
+        self.data_digest = ""
         self.names: list[str] = []
         self.params: list[Tensor] = []
         self.ema: list[Tensor] = []
@@ -132,7 +135,8 @@ class TrainingState:
         state: dict[str, Any] = {
             "step": self.step,
             "config": config.to_dict(),
-            "hashed": config.hashed(),
+            "hashed": config.hashed,
+            "data_digest": self.data_digest,
             "model": self.model.config,
             "data": self.info,
         }
@@ -148,15 +152,25 @@ class TrainingState:
             streak=int(self.tally.bad_streak),
         )
 
-    def load(self, path: Path, hashed: dict[str, Any]) -> None:
+    def load(self, path: Path, config: Config) -> None:
         """Load model, EMA, optimizer, counters and RNG state from a checkpoint folder.
 
         Raises:
-            CheckpointError: It belongs to another configuration, or lacks a part of the state.
+            CheckpointError: It belongs to another configuration or to other data, or lacks a part
+                of the state.
         """
         tensors, state = checkpoint_files.read(path)
         try:
-            self._check_config(path, state["hashed"], hashed)
+            saved = with_paths_replaced(state["hashed"], config, config.hashed)
+            self._check_config(path, saved, config.hashed)
+            # None in checkpoints of earlier versions, which this run accepts.
+            require(
+                state.get("data_digest") in (None, self.data_digest),
+                f"{path} was trained on other data: files of data={config.data.name} have changed "
+                "since, under the same names and sizes; restore them to resume, or move "
+                f"{config.folder} away to train on the new ones",
+                CheckpointError,
+            )
             self._restore(tensors, state)
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]

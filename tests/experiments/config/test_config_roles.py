@@ -28,5 +28,5 @@ NEWER = [
 def test_a_newer_option_is_hashed_only_at_other_values_than_its_default(word, key):
     *others, changed = word.split()
     group = changed.partition(".")[0]
-    assert key in load(others).to_dict()[group] and key not in load(others).hashed()[group]
-    assert key in load([*others, changed]).hashed()[group]
+    assert key in load(others).to_dict()[group] and key not in load(others).hashed[group]
+    assert key in load([*others, changed]).hashed[group]
