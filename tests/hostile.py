@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import pickle
-import signal
-import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import yaml
 from analysis_runs import similarity_map, write
 from data_tools import latents, write_lightning, write_store, write_tars
 from PIL import Image
@@ -49,24 +45,6 @@ class Bomb:
 
     def __reduce__(self):
         return (exec, (_MAKE.format(self.marker),))
-
-
-class Hang(BaseException):
-    """A reader took too long; no `except Exception` swallows it."""
-
-
-@contextlib.contextmanager
-def deadline(seconds=20):
-    def ring(*_):
-        raise Hang(f"no answer in {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 class Memory:
@@ -311,56 +289,3 @@ def damage_targets(folder, files):
     paths = sorted({path for pattern in files for path in folder.glob(pattern) if path.is_file()})
     assert paths, f"nothing below {folder} matches {files}"
     return paths
-
-
-# --- mutations -----------------------------------------------------------------------------------------
-
-# What another version, a slip in an editor or a half-written file may hold in the place of a value.
-ODD = (
-    None, True, -1, 0, 3, 0.5, 10**12, 2**63, 10**90, float("nan"), float("inf"), "", "x", "1", "none", "../../x", "a\0b",
-    [], [[]], [None], [-1, -1], {}, {"a": {"b": []}},
-)  # fmt: skip
-
-
-def mutate_value(random, value):
-    """Return a JSON value with one place replaced, dropped or doubled."""
-    if isinstance(value, dict) and value and random.random() < 0.9:
-        key = random.choice(sorted(value))
-        if random.random() < 0.1:
-            return {other: value[other] for other in value if other != key}
-        return {**value, key: mutate_value(random, value[key])}
-    if isinstance(value, list) and value and random.random() < 0.8:
-        at = random.randrange(len(value))
-        change = random.choice((value[at : at + 1] * 2, [], *[[mutate_value(random, value[at])]] * 6))
-        return [*value[:at], *change, *value[at + 1 :]]
-    if isinstance(value, str) and value[:1] == "{" and random.random() < 0.8:
-        # JSON text inside of JSON: metadata of weights.
-        return json.dumps(mutate_value(random, json.loads(value)))
-    return random.choice(ODD)
-
-
-def mutate_bytes(random, content):
-    """Return bytes that are made up, cut short, or overwritten in a few places."""
-    kind, data = random.randrange(3), bytearray(content)
-    if kind == 0:
-        return random.randbytes(random.choice((0, 8, 600)))
-    if kind == 1:
-        return content[: random.randrange(len(content) + 1)]
-    # The head is what readers decide by: half of all changes are there.
-    end = random.choice((len(data), min(len(data), 256)))
-    for _ in range(random.randint(1, 4)):
-        data[random.randrange(end)] = random.randrange(256)
-    return bytes(data)
-
-
-def mutate(random, path, content):
-    """Return a damaged version of a valid file, by its format or by its bytes alone."""
-    if path.suffix not in (".json", ".yaml", ".safetensors") or random.random() < 0.35:
-        return mutate_bytes(random, content)
-    if path.suffix == ".json":
-        return json.dumps(mutate_value(random, json.loads(content))).encode()
-    if path.suffix == ".yaml":
-        return yaml.safe_dump(mutate_value(random, yaml.safe_load(content))).encode()
-    (length,) = struct.unpack("<Q", content[:8])
-    header = json.dumps(mutate_value(random, json.loads(content[8 : 8 + length]))).encode()
-    return struct.pack("<Q", len(header)) + header + content[8 + length :]

@@ -12,6 +12,7 @@ import sys
 import tarfile
 
 import pytest
+import yaml
 from data_tools import add, latents, npy, write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from experiments.data.latent_store import open_store
 from routing.errors import UserError
 from sweeps import command as sweeps_command
 from sweeps.jobs import sbatch_script
-from sweeps.plan import resources
+from sweeps.plan import grid, resources
 from sweeps.store.folder import Sweep
 
 # --- tars -----------------------------------------------------------------------------------------------
@@ -100,9 +101,10 @@ def test_values_arrive_verbatim(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PROBE_OUT", str(out))
     monkeypatch.chdir(tmp_path)
-    grid = tmp_path / "shell.py"
-    grid.write_text(f'commands = {{"probe": "probe_entry:main"}}\ncommand, args, seeds = "probe", {VALUES!r}, [0]\n')
-    assert sweeps_command.main(["launch", str(grid), "cluster=local", f"paths.runs={tmp_path / 'runs'}"]) == 0
+    monkeypatch.setitem(grid.ENTRIES, "probe", "probe_entry:main")
+    path = tmp_path / "shell.yaml"
+    path.write_text(yaml.safe_dump({"command": "probe", "args": VALUES, "seeds": [0]}))
+    assert sweeps_command.main(["launch", str(path), "cluster=local", f"paths.runs={tmp_path / 'runs'}"]) == 0
     until(lambda: out.exists() and out.read_text(), what="the command")
     assert json.loads(out.read_text())[: len(VALUES)] == VALUES
     assert not list(tmp_path.rglob("marker"))
