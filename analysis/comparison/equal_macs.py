@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -35,7 +34,6 @@ from backbones.sizes import parse_size
 # What may differ between a routed model and a dense opponent.
 FREE = ("size", "config.backbone.depth", "config.backbone.width", "config.train.batch",
         "config.train.lr", "scale")  # fmt: skip
-CSV_COLUMNS = ("run", "seed", "variant", "dense", "step", "loss", "macs_per_step")
 # Shares of the most MACs that every run of a pair has reached.
 SHARES = (0.25, 0.5, 1.0)
 _CURVE = ["step", "macs", "loss"]
@@ -147,42 +145,6 @@ def _networks(runs: pd.DataFrame) -> list[str]:
         name = f"{row['backbone']} {row['size']}"
         texts.append(f"{name}, {depth} blocks, width {width}, batch {batch}, lr {lr:g}")
     return texts
-
-
-def curves_of_csv(path: Path) -> pd.DataFrame:
-    """Return the loss curves in a CSV file of any trainer.
-
-    Columns: `run`, `seed`, `variant`, `dense` (0 or 1), `step`, `loss` (held out, of the pass over
-    all tokens) and `macs_per_step`. All runs are one setting; the dense variant with the most MACs
-    per step is the routed variants' own network.
-
-    Raises:
-        AnalysisError: The file is no such table; names the column.
-    """
-    try:
-        frame = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise AnalysisError(f"{path}: expected a CSV file ({error})") from None
-    for column in CSV_COLUMNS:
-        if column not in frame:
-            raise AnalysisError(f"{path}: expected a column {column} (of {', '.join(CSV_COLUMNS)})")
-    for column in ("seed", "dense", "step", "loss", "macs_per_step"):
-        values = pd.to_numeric(frame[column], errors="coerce")
-        if values.isna().any():
-            row = int(values.isna().to_numpy().argmax()) + 2
-            raise AnalysisError(f"{path}: line {row}: {column}={frame[column][row - 2]}: no number")
-        frame[column] = values
-    smallest = frame[["step", "loss", "macs_per_step"]].min().min()
-    if not frame["dense"].isin([0, 1]).all() or smallest <= 0:
-        raise AnalysisError(f"{path}: expected dense 0 or 1, and step, loss, macs_per_step above 0")
-    dense, variant = frame["dense"] == 1, frame["variant"].astype(str)
-    full = variant[dense].loc[frame["macs_per_step"][dense].sort_values().index[-1:]]
-    network = variant.where(dense & ~variant.isin(full), "")
-    return pd.DataFrame({
-        "setting": path.stem, "network": network, "variant": variant, "model": variant,
-        "dense": dense, "seed": frame["seed"].astype(int), "step": frame["step"].astype(float),
-        "loss": frame["loss"].astype(float), "macs": frame["step"] * frame["macs_per_step"],
-    }).sort_values(["variant", "seed", "step"])  # fmt: skip
 
 
 def comparisons(curves: pd.DataFrame) -> list[Comparison]:

@@ -25,6 +25,7 @@ from analysis.comparison.groups import Group, Histories, Metrics, Values, Varian
 from analysis.errors import AnalysisError, pick
 from analysis.runs import filters, loading
 from analysis.runs.grouping import assign_groups
+from analysis.runs.loss_csv import curves_of_csv
 
 # Columns of a score that tables need.
 _NARROW = (
@@ -256,8 +257,6 @@ def results_for_command(
 
 def _results_of_csv(options: argparse.Namespace, kind: str) -> Results:
     """Return results that hold the loss curves of another trainer's CSV file."""
-    from analysis.comparison.equal_macs import curves_of_csv
-
     if options.only != ["equal_macs"] or options.filters:
         raise AnalysisError(
             f"{options.runs}: a CSV file gives one {kind}: expected --only equal_macs"

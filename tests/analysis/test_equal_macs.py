@@ -7,10 +7,11 @@ import pytest
 from suite import RESULTS
 
 from analysis.command import main
-from analysis.comparison.equal_macs import comparisons, curves_of_csv, curves_of_runs
+from analysis.comparison.equal_macs import comparisons, curves_of_runs
 from analysis.comparison.results import Results
 from analysis.figures import make as draw
 from analysis.runs.archives import PUBLISHED, unpack
+from analysis.runs.loss_csv import curves_of_csv
 
 
 def rows(variant, dense, macs, loss, steps=(500, 1000, 2000, 4000), seeds=(0, 1, 2)):
