@@ -16,6 +16,7 @@ import pandas as pd
 
 import analysis
 from analysis.comparison.aggregation import Estimate, interval
+from analysis.comparison.equal_macs import macs_per_step
 from analysis.comparison.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
 from analysis.runs.archives import PUBLISHED, unpacked
 from analysis.tables.table import markdown_rows
@@ -116,13 +117,8 @@ def log_ratios(
     arms: Mapping[Arm, Curves], arm: Arm, baseline: Arm, dense: Arm, steps: int = STEPS
 ) -> dict[int, float]:
     """Return ln(arm's loss / baseline's loss) by seed at the MACs of `steps` steps of `dense`."""
-    return log_ratio_at_equal_macs(arms[baseline], arms[arm], macs_after(arms[dense], steps))
-
-
-def macs_after(curves: Curves, steps: float) -> float:
-    """Return the multiply-adds of so many training steps of an arm."""
-    last = next(iter(curves.values())).iloc[-1]
-    return float(last["macs"] / last["step"] * steps)
+    macs = macs_per_step(arms[dense]) * steps
+    return log_ratio_at_equal_macs(arms[baseline], arms[arm], macs)
 
 
 def seeds_table(changes: Iterable[tuple[Arm, str, dict[int, float]]]) -> pd.DataFrame:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.comparison.aggregation import interval, p_text, two_sided_p
+from analysis.comparison.equal_macs import macs_per_step
 from analysis.comparison.step_penalty import Penalty, has_loss_at, paired_penalty
 from analysis.errors import pick
 from results.studies.common import (
@@ -24,7 +25,6 @@ from results.studies.common import (
     gap_text,
     log_ratios,
     loss_curves_by_arm,
-    macs_after,
     main,
     percent_change,
     read,
@@ -56,7 +56,7 @@ def lengths(arms: Mapping[Arm, Curves], pairs: Mapping[Arm, Arm]) -> pd.DataFram
             for seed, m, sm in penalty.seeds[["m", "sm"]].itertuples():
                 bound = curves[seed]["step"].max() / steps * m
                 by_seed.append(f"> {bound:.2f}" if math.isnan(sm) else f"{sm:.2f}")
-            change, macs = "", macs_after(arms[dense], steps)
+            change, macs = "", macs_per_step(arms[dense]) * steps
             if all(has_loss_at(curve, "macs", macs) for curve in curves.values()):
                 ratios = log_ratios(arms, arm, dense, dense, steps)
                 change = percent_change(interval(ratios.values()))
