@@ -10,7 +10,7 @@ from experiments.config.model import banner_lines, model_arguments, run_cost
 from experiments.config.schema import Config
 from experiments.preflight import check_ready
 from experiments.runtime.console import Console, big
-from experiments.runtime.memory import check_fits, memory_line, visible_gpus
+from experiments.runtime.memory import MemoryLimit, check_fits, memory_line, visible_gpus
 from experiments.runtime.process_group import process_group
 
 
@@ -29,7 +29,13 @@ def dry_run(config: Config) -> None:
     train = config.train
     samples = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     least = 1 if train.micro_batch == "auto" else samples
-    check_fits(cost, 0 if on_gpu else least)
+    warning = ""
+    try:
+        check_fits(cost, 0 if on_gpu else least)
+    except MemoryLimit as error:
+        if config.dry == "full":  # which builds the model
+            raise
+        warning = f"warning     this machine cannot train it: {error}"
     model = None
     precision: str = train.precision
     if config.dry == "full" or precision == "auto":
@@ -63,7 +69,9 @@ def dry_run(config: Config) -> None:
         lines += ["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()]
     console = Console()
     console.say("\n".join(lines))
-    if model is None:
+    if warning:
+        console.say(warning)
+    elif model is None:
         console.say("dry=full adds the whole configuration, the kernels and a timed step")
 
 

@@ -184,6 +184,15 @@ def test_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_of_a_model_that_does_not_fit_here_warns_and_prints_the_rest(tmp_path, capsys):
+    words = ["backbone.width=16384", "backbone.depth=256", f"paths.runs={tmp_path}"]
+    assert main([*words, "dry=true"]) == 0
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"cost", "memory", "run"} < {*lines} and lines[-1] == "warning"
+    with pytest.raises(UserError, match="GB of memory"):  # it would build the model
+        main([*words, "dry=full"])
+
+
 def test_a_dry_run_names_what_is_not_the_default(tmp_path, capsys, monkeypatch):
     assert main(["route=0-4+6-9@0.75", f"paths.runs={tmp_path}", "dry=true"]) == 0
     printed = capsys.readouterr().out
