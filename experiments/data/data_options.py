@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt
 
-from experiments.data.digest import File
 from experiments.options.roles import Default
+from experiments.runtime.digest import File
 from routing import errors
 from routing.errors import UserError
 

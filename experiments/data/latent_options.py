@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 
 from experiments.data.data_options import DataOptions, ShapeError, require
-from experiments.data.digest import File, sampled
 from experiments.data.latent_manifest import MANIFEST, Manifest, Shape, store_layout, stored_shape
+from experiments.runtime.digest import File, sampled
 from experiments.runtime.files import sha256, visible_files
 from routing.options import OMITTED_AT_DEFAULT
 

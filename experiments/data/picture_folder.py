@@ -22,13 +22,13 @@ from PIL import Image
 
 from experiments.data.class_folders import LABEL_FILE
 from experiments.data.data_options import PICTURES, DataError, contents_lines, require
-from experiments.data.digest import File, picture_ends, sampled
 from experiments.data.image_options import SplitOptions
 from experiments.data.image_sets import LabelledImages, Split
 from experiments.data.image_sources import FolderSource
 from experiments.data.open_source import list_files, open_source
 from experiments.data.raw_images import crop_ahead
 from experiments.data.stratified_split import stratified_rows
+from experiments.runtime.digest import File, picture_ends, sampled
 
 #: Pixels of more bytes are refused: a run holds them in memory, and two copies while it starts.
 MAX_BYTES = 4 * 10**9

@@ -16,8 +16,8 @@ import yaml
 from annotated_types import Ge, Le
 
 from backbones.validation import Choices, validate
-from experiments.data.digest import sampled
 from experiments.options.roles import config_defaults
+from experiments.runtime.digest import sampled
 from routing.errors import UserError, one_of, require
 
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"

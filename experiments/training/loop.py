@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from experiments.config.schema import Config
-from experiments.data.digest import content_digest
 from experiments.evaluation.scoring import cache_of
 from experiments.runtime import run_folder, signals
 from experiments.runtime.checkpoint_files import newest
 from experiments.runtime.console import Console, Progress
+from experiments.runtime.digest import content_digest
 from experiments.runtime.errors import Interrupted
 from experiments.runtime.processes import gather
 from experiments.training.build import build_step

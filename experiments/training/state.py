@@ -64,7 +64,7 @@ class TrainingState:
         info: Description of the data set (`describe_data`), which is stored with the weights.
 
     Attributes:
-        data_digest: Digest of the content of the data's files (`experiments.data.digest`).
+        data_digest: Digest of the content of the data's files (`experiments.runtime.digest`).
         params: The model's parameters; `names` are theirs.
         ema: Exponential moving average of each parameter.
         optimizers: AdamW, then Muon for the blocks' matrices where `train.optimizer=muon`.

@@ -10,9 +10,9 @@ from data_tools import latents, write_lightning, write_store
 from PIL import Image
 from small import small
 
-from experiments.data import digest
-from experiments.data.digest import File, content_digest, picture_ends, sampled
+from experiments.runtime import digest
 from experiments.runtime.checkpoint_files import CheckpointError, describe_files
+from experiments.runtime.digest import File, content_digest, picture_ends, sampled
 from experiments.runtime.run_folder import step_folder
 from experiments.training.session import train
 from routing.errors import UserError
