@@ -1,6 +1,6 @@
 """Many runs: grids of overrides, launched on Slurm, on this machine or in this process.
 
-`python -m sweeps launch GRID`, `status`, `retry`, `cancel`, `show` and `list`. Only jobs, and what
+`python -m sweeps launch GRID`, `status`, `cancel`, `show` and `list`. Only jobs, and what
 plans them, may import torch: looking at a sweep stays fast.
 """
 

@@ -1,4 +1,4 @@
-"""The command `python -m sweeps`: launch, status, retry, cancel, show and list."""
+"""The command `python -m sweeps`: launch, status, cancel, show and list."""
 
 import argparse
 import sys
@@ -9,8 +9,12 @@ from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
 from routing.errors import one_of
 from sweeps import SweepError
-from sweeps.commands.retry_command import cancel_command, retry_command
-from sweeps.commands.status_command import list_command, show_command, status_command
+from sweeps.commands.status_command import (
+    cancel_command,
+    list_command,
+    show_command,
+    status_command,
+)
 from sweeps.store.folder import all_sweeps
 from sweeps.store.overrides import runs_root
 
@@ -26,19 +30,19 @@ Many runs, one grid per table or figure of the paper.
   python -m sweeps status                           all sweeps, any shell, later
   python -m sweeps status route_placement           one, run by run
 
-The same launch again submits only what is missing. key=value is an override; a
-comma makes a list: it replaces that axis of the grid, selects rows of it, or
-adds an axis. It applies to the first stage of the grid; STAGE:key=value
-addresses another one. cluster= names a file in sweeps/resources or a path;
-cluster.KEY=VALUE sets one of its keys: cluster.gpus=1 cluster.runs_per_gpu=4
-lets four runs share a GPU. In a grid file, cluster: {gpus: 2, tasks: 2} in a
-stage or an entry of cells applies to its runs only.
+The same launch again submits only what is missing, with --retry also what has
+failed and what follows from it. key=value is an override; a comma makes a list:
+it replaces that axis of the grid, selects rows of it, or adds an axis. It
+applies to the first stage of the grid; STAGE:key=value addresses another one.
+cluster= names a file in sweeps/resources or a path; cluster.KEY=VALUE sets one
+of its keys: cluster.gpus=1 cluster.runs_per_gpu=4 lets four runs share a GPU. In
+a grid file, cluster: {gpus: 2, tasks: 2} in a stage or an entry of cells applies
+to its runs only.
 """
 # What each command does.
 COMMANDS = {
     "launch": "submit the runs of a grid that are missing, and return",
     "status": "status of every run of a sweep; without a grid, of all sweeps",
-    "retry": "submit failed and stopped runs again",
     "cancel": "cancel what is in the queue or running",
     "show": "one grid, or one run with its attempts, logs and overrides",
     "list": "the grids, and what was launched",
@@ -67,8 +71,10 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="or dry=true: check everything, and print runs, cost and the script; submit nothing",
     )
-    for command in (launch, parsers["retry"]):
-        command.add_argument("--throttle", type=int, metavar="N", help="at most N runs at once")
+    launch.add_argument(
+        "--retry", action="store_true", help="also submit failed runs, and what follows from them"
+    )
+    launch.add_argument("--throttle", type=int, metavar="N", help="at most N runs at once")
     launch.add_argument(
         "--compare-at",
         default="steps",
@@ -109,8 +115,6 @@ def _dispatch(arguments: list[str]) -> int | None:
         from sweeps.commands.launch_command import launch_command
 
         return launch_command(options)
-    if options.command == "retry":
-        return retry_command(options)
     others = {
         "status": status_command,
         "cancel": cancel_command,

@@ -22,7 +22,7 @@ from sweeps.jobs import slurm
 from sweeps.plan import grid
 from sweeps.status import status
 from sweeps.store.folder import JobBatch, Sweep
-from sweeps.store.planned_run import PlannedRun
+from sweeps.store.planned_run import PlannedRun, values_of
 
 TOOLS = Path(__file__).parent / "tools"
 STUB = TOOLS / "stub"
@@ -184,7 +184,8 @@ def make_run(root, name="r", **changes):
         "name": name, "stage": "train", "label": f"name={name}", "entry": "stub_training:main", "args": [],
         "trains": True, "folder": str(root / name), "steps": 10, "varies": {"seed": "0"},
     }  # fmt: skip
-    return PlannedRun(**{**values, **changes})
+    values |= changes
+    return PlannedRun(**{"values": values_of(values["args"]) | values["varies"], **values})
 
 
 def note_submission(sweep, batch, ids, time=1.0):
@@ -202,7 +203,7 @@ class Launcher:
         self.runs.mkdir()
         self.sweep = Sweep(self.runs, "count")
         self.grid = write_grid(folder, seeds=list(seeds))
-        self.place = []  # words of `launch` and `retry`
+        self.place = []  # words of `launch`
         self.stub({"sleep": sleep})
 
     def stub(self, everywhere, **by_seed):
@@ -210,7 +211,7 @@ class Launcher:
         (self.runs / "stub.json").write_text(json.dumps(values))
 
     def words(self, command, *words):
-        place = self.place if command in ("launch", "retry") else []
+        place = self.place if command == "launch" else []
         return [command, self.grid, *place, f"paths.runs={self.runs}", *words]
 
     def __call__(self, command, *words, code=0):

@@ -11,13 +11,13 @@ from sweeps import SweepError
 from sweeps.plan import resources
 from sweeps.plan.grid import check_name
 from sweeps.store import overrides
-from sweeps.store.folder import JobBatch, Sweep, all_sweeps
+from sweeps.store.folder import Sweep, all_sweeps
 from sweeps.store.overrides import Typed, runs_root
-from sweeps.store.planned_run import PlannedRun
+from sweeps.store.planned_run import RunRecord
 from sweeps.store.resource_options import Resources
 
 # Keys that belong to some commands only; elsewhere they are refused.
-_COMMANDS_OF = {"cluster": ("launch", "retry"), "dry": ("launch",)}
+_COMMANDS_OF = {"cluster": ("launch",), "dry": ("launch",)}
 
 
 class Arguments:
@@ -67,20 +67,20 @@ class Arguments:
         """The scale of what is launched; in other commands it is a filter like any other key."""
         return self.only("scale", "tiny")
 
-    def resources(self, default: str = "", scale: str = "") -> Resources:
+    def resources(self, default: str = "") -> Resources:
         """Return the requested resources; by default Slurm where there is sbatch, else local."""
         default = default or ("slurm" if shutil.which("sbatch") else "local")
-        return resources.load(self.cluster or default, scale or self.scale, self.cluster_keys)
+        return resources.load(self.cluster or default, self.scale, self.cluster_keys)
 
-    def resources_of_last_launch(
-        self, runs: Mapping[str, PlannedRun], run: PlannedRun, batch: JobBatch | None
-    ) -> Resources:
-        """Return where one of a sweep's runs was submitted last, unless `cluster=` is typed."""
-        if self.cluster or batch is None or not batch.resources:
-            return self.resources(scale=run_values(run, runs).get("scale", ""))
-        return resources.resume(batch.resources, self.cluster_keys)
+    def stored(self) -> list[str]:
+        """Return the overrides as typed, `scale=` included, for the record of a launch."""
+        texts = []
+        for key, values in self.typed.items():
+            if (key in self.overrides and key != "paths.runs") or key == "scale":
+                texts.append(f"{key}={','.join(values)}")
+        return texts
 
-    def matching_runs(self, sweep: Sweep) -> list[PlannedRun]:
+    def matching_runs(self, sweep: Sweep) -> list[RunRecord]:
         """Return the runs of a sweep with the values that were typed."""
         runs = sweep.runs()
         filters = overrides.without(self.overrides, ["paths.runs"])
@@ -93,7 +93,7 @@ class Arguments:
                 matching.append(run)
         return matching
 
-    def select(self, grid: str, shown: str) -> tuple[Sweep, list[PlannedRun]]:
+    def select(self, grid: str, shown: str) -> tuple[Sweep, list[RunRecord]]:
         """Return a launched sweep by the name of its grid, and its matching runs.
 
         `shown`: the arguments as typed, for error messages.
@@ -109,14 +109,14 @@ class Arguments:
         return sweep, runs
 
 
-def _has(run: PlannedRun, values: Mapping[str, str], key: str, wanted: list[Typed]) -> bool:
+def _has(run: RunRecord, values: Mapping[str, str], key: str, wanted: list[Typed]) -> bool:
     """Return whether a run has one of the values of a key; of `STAGE:key` only in that stage."""
     stage, _, key = key.rpartition(":")
     is_of_stage = not stage or run.stage == stage
     return is_of_stage and overrides.is_any_of(Typed(values.get(key, "")), wanted)
 
 
-def run_values(run: PlannedRun, runs: Mapping[str, PlannedRun]) -> dict[str, str]:
+def run_values(run: RunRecord, runs: Mapping[str, RunRecord]) -> dict[str, str]:
     """Return a run's overrides by key; for a command, with those of the run that it reads."""
     parent = runs.get(run.parent, run)
     return {**parent.values, **run.values}

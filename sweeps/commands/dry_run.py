@@ -13,14 +13,16 @@ from sweeps.plan.resources import by_run, ignored_lines
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
 from sweeps.submission.arrays import split_into_arrays
-from sweeps.submission.missing import find_missing
+from sweeps.submission.missing import check_launched, find_missing
 
 
-def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
+def print_plan(plan: Plan, resources: Resources, with_arguments: bool, retry: bool) -> None:
     """Print what a launch would submit now: without runs that are finished or live."""
     sweep, runs = plan.sweep, plan.runs
+    if retry:
+        check_launched(sweep, runs)
     if plan.grid.search is None:  # the trials of a search are chosen as it runs
-        runs, _ = find_missing(sweep, plan.runs, print, need_queue=False)
+        runs, _ = find_missing(sweep, plan.runs, print, need_queue=False, retry=retry)
     each = by_run(resources, runs)  # first, since it refuses what a launch would refuse
     if resources.kind == "local":
         choose_gpus(sweep, resources.workers, list(each.values()))

@@ -11,6 +11,7 @@ from sweeps.commands.dry_run import print_plan
 from sweeps.plan import grid
 from sweeps.plan.plan import Plan, make_plan
 from sweeps.plan.preflight import Preflight
+from sweeps.store.folder import Launch, Sweep
 from sweeps.submission.launch import launch
 from sweeps.submission.optuna_study import distributions
 from sweeps.submission.search import Search
@@ -21,6 +22,8 @@ def launch_command(options: argparse.Namespace) -> int:
     arguments = Arguments(options)
     dry = "true" if options.dry_run and arguments.dry == "false" else arguments.dry
     chosen = grid.load(options.grid)
+    if options.retry:
+        _check_retry(chosen, arguments)
     resources = arguments.resources("slurm" if dry != "false" else "")
     preflight = Preflight(resources, stop=dry == "false")
     preflight.check_keys(arguments.overrides)
@@ -42,9 +45,35 @@ def launch_command(options: argparse.Namespace) -> int:
     plan = planner(chosen)
     print("".join(f"{line}\n" for line in plan.notes()), end="")
     if dry != "false":
-        print_plan(plan, resources, with_arguments=dry == "full")
+        print_plan(plan, resources, with_arguments=dry == "full", retry=options.retry)
         return preflight.exit_code
-    return int(bool(launch(plan.sweep, chosen, plan.runs, resources, throttle=throttle)))
+    typed = Launch(
+        options.grid, arguments.stored(), [run.name for run in plan.runs], options.compare_at
+    )
+    failed = launch(
+        plan.sweep, chosen, plan.runs, resources, throttle=throttle, typed=typed,
+        retry=options.retry,
+    )  # fmt: skip
+    return int(bool(failed))
+
+
+def _check_retry(chosen: grid.Grid, arguments: Arguments) -> None:
+    """Refuse a retry of a search, and one on Slurm without `cluster=`.
+
+    The cluster of the last launch is stored to be shown: what it runs is the user's to type.
+    """
+    require(
+        chosen.search is None,
+        f"--retry: grid {chosen.name} is a search, which resumes its own trials; leave it out",
+        SweepError,
+    )
+    batches = Sweep(arguments.root, chosen.name).batches()
+    require(
+        arguments.cluster or not batches or batches[-1].kind != "slurm",
+        f"--retry: the last launch of {chosen.name} was on Slurm; type its cluster= again, such as "
+        "cluster=slurm, with the cluster.KEY= that it had",
+        SweepError,
+    )
 
 
 def _prepare_search(

@@ -1,4 +1,4 @@
-"""`status`, `show` and `list`: look at sweeps without changing anything (no torch here)."""
+"""`status`, `show`, `list` and `cancel`: what needs no configuration (no torch here)."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ from sweeps.status.run_status import RunStatus
 from sweeps.status.status import cached_queue, statuses
 from sweeps.status.status_table import mixed_pairs
 from sweeps.store.folder import all_sweeps
+from sweeps.submission.live_jobs import cancel
 from sweeps.submission.optuna_study import summary as search_summary
 
 
@@ -31,14 +32,14 @@ def status_command(options: argparse.Namespace) -> None:
         return statuses(sweep, [stored[run.name] for run in runs])
 
     is_terminal = sys.stdout.isatty()
-    if is_terminal and not (options.json or options.once):
-        status_table.watch(sweep.name, ask)
-        return
-    rows, trouble = ask()
+    is_live = is_terminal and not (options.json or options.once)
+    rows, trouble = status_table.watch(sweep.name, ask) if is_live else ask()
     if options.json:
         print(json.dumps(status_table.as_json(sweep, rows, trouble), indent=1))
         return
-    if is_terminal:
+    if is_live:
+        pass  # the table is there
+    elif is_terminal:
         from rich.console import Console
 
         console = Console()
@@ -47,6 +48,9 @@ def status_command(options: argparse.Namespace) -> None:
         print("\n".join([*status_table.plain(rows), status_table.totals(rows)]))
     for line in [*search_summary(sweep), *mixed_pairs(sweep, [row.run for row in rows])]:
         print(line)
+    due = [row.run.name for row in rows if row.state in ("failed", "stopped")]
+    for line in sweep.retry_lines(due):
+        print(f"to submit them again, with the cluster= of that launch:\n{line}")
     if trouble:
         print(trouble, file=sys.stderr)
 
@@ -120,3 +124,9 @@ def list_command(options: argparse.Namespace) -> None:
     for name in names:
         print(f"{name:<{width}}  {grid.load(name).title}")
     _all_sweeps(options, prefix="launched: ")
+
+
+def cancel_command(options: argparse.Namespace) -> None:
+    """Run `cancel`."""
+    sweep, runs = Arguments(options).select(options.grid, " ".join(options.overrides))
+    cancel(sweep, runs)

@@ -129,7 +129,7 @@ class Job:
         require(
             steps[-MAX_FRUITLESS_STARTS:] != [step] * MAX_FRUITLESS_STARTS,
             f"given up: {MAX_FRUITLESS_STARTS} attempts started at step {step} and none saved "
-            "a later step; find the cause in its log, then type python -m sweeps retry",
+            "a later step; find the cause in its log, then launch the grid with --retry",
             SweepError,
         )
 

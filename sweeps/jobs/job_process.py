@@ -81,9 +81,7 @@ def requeue(job_id: str, logs: Path) -> bool:
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if process.returncode:
         reason = " ".join(process.stderr.split())
-        raise SweepError(
-            f"scontrol requeue {job_id}: {reason}; resume it with python -m sweeps retry"
-        )
+        raise SweepError(f"scontrol requeue {job_id}: {reason}; resume it: launch with --retry")
     return True
 
 

@@ -15,7 +15,7 @@ from experiments.runtime import run_folder
 from routing.errors import UserError, require
 from sweeps import SweepError
 from sweeps.store.folder import Sweep, read_record
-from sweeps.store.planned_run import PARENT, PlannedRun
+from sweeps.store.planned_run import PARENT, PlannedRun, RunRecord
 
 
 def levels(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
@@ -33,7 +33,7 @@ def levels(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     return groups
 
 
-def is_parent_done(sweep: Sweep, run: PlannedRun) -> bool:
+def is_parent_done(sweep: Sweep, run: RunRecord) -> bool:
     """Return whether a run has no parent, or one that is done."""
     if not run.parent:
         return True
@@ -55,7 +55,7 @@ def resolve(sweep: Sweep, run: PlannedRun, write: bool, wait_s: float) -> Planne
         time.sleep(1.0)
     require(
         is_parent_done(sweep, run),
-        f"its parent {run.parent} has not finished; when it has, type {sweep.command('retry')}",
+        f"its parent {run.parent} has not finished; when it has, launch the grid with --retry",
         SweepError,
     )
     if not run.deferred:
@@ -80,6 +80,6 @@ def read_job(path: str) -> PlannedRun | None:
         return None
 
 
-def display_name(run: PlannedRun) -> str:
+def display_name(run: RunRecord) -> str:
     """Return the name of the run folder, or of the cell while that is unknown."""
     return Path(run.folder).name if run.trains and Path(run.folder).is_dir() else run.name

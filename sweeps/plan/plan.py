@@ -17,7 +17,7 @@ from sweeps.plan.grid import Grid
 from sweeps.plan.misfits import is_misfit
 from sweeps.store.folder import Sweep
 from sweeps.store.overrides import Typed, fill, format_overrides, format_value, runs_root
-from sweeps.store.planned_run import PARENT, PlannedRun
+from sweeps.store.planned_run import PARENT, PlannedRun, values_of
 
 
 @dataclass
@@ -192,6 +192,7 @@ def _planned_run(
     plan: Plan, cell: GridCell, name: str, arguments: list[str], folder: str, steps: int | None
 ) -> PlannedRun:
     earlier = [run.name for run in plan.runs if run.stage == cell.stage.after]
+    varies = {key: format_value(value) for key, value in cell.varies.items()}
     return PlannedRun(
         name=name,
         stage=cell.stage.name,
@@ -201,7 +202,10 @@ def _planned_run(
         trains=cell.stage.trains,
         folder=folder,
         steps=steps,
-        varies={key: format_value(value) for key, value in cell.varies.items()},
+        varies=varies,
+        values=values_of(arguments) | varies,
         after=earlier,
+        # Its output has its name, wherever `{out}` stands in its arguments.
+        has_output=any(str(Path("outputs", name)) in argument for argument in arguments),
         cluster=dict(cell.cluster),
     )

@@ -20,13 +20,7 @@ from sweeps import SweepError
 from sweeps.plan.config_files import read_yaml
 from sweeps.store.folder import JobBatch
 from sweeps.store.planned_run import PlannedRun
-from sweeps.store.resource_options import (
-    SBATCH_OPTIONS,
-    Resources,
-    RunResources,
-    is_slurm_cluster,
-    untrusted_keys,
-)
+from sweeps.store.resource_options import SBATCH_OPTIONS, Resources, RunResources, is_slurm_cluster
 
 FOLDER = Path(__file__).parents[1] / "resources"
 _NUMBERS = ("memory_gb", "tflops")
@@ -42,32 +36,13 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
     """
     # Texts stay as they are written: an account 0123 is not 83.
     path, raw = read_yaml("cluster", name, FOLDER, numbers_as_text=True)
-    # A user's file is stored by its path, so that a retry from another folder has it.
+    # A user's file is shown by its path.
     name = str(path.resolve()) if path.parent != FOLDER else path.stem
     scales = raw.get("scales") or {}
     section = scales.get(scale) if isinstance(scales, dict) else None
     values = {**raw, **section} if isinstance(section, dict) else raw
     require("fixed" not in values, f"unknown key cluster.fixed (cluster={name})", SweepError)
     return _build(name, values, overrides or {})
-
-
-def resume(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
-    """Return the resources of an earlier submission, with `cluster.KEY=VALUE` overrides.
-
-    Raises:
-        SweepError: It had lines of a shell, or sbatch options that may run code: a folder of runs
-            may come from anywhere, so nothing in it is executed.
-    """
-    refused = untrusted_keys(values)
-    if refused:
-        name = str(values.get("name"))
-        name = name if name.isprintable() else repr(name)  # no control codes for the terminal
-        raise SweepError(
-            f"the last launch had cluster.{refused[0]}, and what may run code is not taken from a "
-            f"folder of runs: type cluster= again (it was cluster={name})"
-        )
-    options = {key: value for key, value in values.items() if key in fields_of(Resources)}
-    return _build(str(options.pop("name", "")), options, overrides)
 
 
 def check_cluster(section: Any) -> None:
@@ -146,11 +121,9 @@ def by_run(resources: Resources, runs: Sequence[PlannedRun]) -> dict[str, Resour
     return results
 
 
-def describe_stored(batch: JobBatch | None, run: PlannedRun) -> str:
-    """Return in words what a run got in a submission; "" where the record is damaged."""
+def describe_stored(batch: JobBatch | None) -> str:
+    """Return in words what each run of a submission got; "" where the record is damaged."""
     values = dict(batch.resources) if batch is not None else {}
-    if values.get("kind") == "local":  # a pool has one record for all its runs
-        values |= {key: run.cluster[key] for key in _POOL_KEYS if key in run.cluster}
     values = {key: values[key] for key in fields_of(RunResources) if values.get(key) is not None}
     with contextlib.suppress(UserError):
         own: RunResources = validate(RunResources, values)

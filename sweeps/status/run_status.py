@@ -15,7 +15,7 @@ from sweeps.jobs import slurm
 from sweeps.jobs.job_end import end_reason, last_lines
 from sweeps.jobs.job_process import host
 from sweeps.store.folder import JobBatch, Sweep
-from sweeps.store.planned_run import PlannedRun
+from sweeps.store.planned_run import RunRecord
 
 Events = Sequence[Mapping[str, Any]]
 
@@ -50,7 +50,7 @@ class RunStatus:
         trained: Seconds of these that were spent on steps.
     """
 
-    run: PlannedRun
+    run: RunRecord
     state: str
     step: int | None = None
     steps: int | None = None
@@ -86,7 +86,7 @@ def finite_number(values: Mapping[str, Any], key: str) -> Any:
 
 
 def job_status(
-    sweep: Sweep, run: PlannedRun, batch: JobBatch | None, job: slurm.QueueJob | None, trouble: str
+    sweep: Sweep, run: RunRecord, batch: JobBatch | None, job: slurm.QueueJob | None, trouble: str
 ) -> RunStatus:
     """Return the status of a run of a sweep, from its latest submission and its job there.
 

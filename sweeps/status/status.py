@@ -11,14 +11,14 @@ from sweeps.plan.dependencies import display_name
 from sweeps.status.eta import estimate_etas
 from sweeps.status.run_status import STATES, WAITS_FOR_WORKER, RunStatus, job_status
 from sweeps.store.folder import JobBatch, Sweep, all_sweeps
-from sweeps.store.planned_run import PlannedRun
+from sweeps.store.planned_run import RunRecord
 
 Jobs = dict[str, slurm.QueueJob]
 Queue = Callable[[str], tuple[Jobs, str]]
 
 
 def statuses(
-    sweep: Sweep, runs: Iterable[PlannedRun] | None = None, queue: Queue | None = None
+    sweep: Sweep, runs: Iterable[RunRecord] | None = None, queue: Queue | None = None
 ) -> tuple[list[RunStatus], str]:
     """Return the status of some or all runs, and what is wrong with the scheduler ("" if nothing).
 

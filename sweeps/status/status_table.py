@@ -18,7 +18,7 @@ from sweeps.plan.resources import describe_stored
 from sweeps.status.run_status import STATES, RunStatus
 from sweeps.status.status import statuses
 from sweeps.store.folder import Sweep
-from sweeps.store.planned_run import PlannedRun
+from sweeps.store.planned_run import RunRecord
 
 
 def counts(rows: Sequence[RunStatus]) -> str:
@@ -90,7 +90,7 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
     runs = []
     for row in rows:
         values = {**row.__dict__, "label": label(row, keys)}
-        values["resources"] = describe_stored(latest.get(row.run.name), row.run)
+        values["resources"] = describe_stored(latest.get(row.run.name))
         runs.append({**values, "run": row.run.name, "folder": row.run.folder})
     return {
         "sweep": sweep.name,
@@ -103,16 +103,16 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
     }
 
 
-def details(sweep: Sweep, run: PlannedRun) -> list[str]:
+def details(sweep: Sweep, run: RunRecord) -> list[str]:
     """Return everything that is on disk about one run."""
     (row,), trouble = statuses(sweep, [run])
-    command = " ".join([run.entry, *run.args])
-    lines = [*plain([row]), f"folder   {run.folder}", f"command  {command}"]
+    typed = " ".join(f"{key}={value}" for key, value in run.values.items())
+    lines = [*plain([row]), f"folder   {run.folder}", f"values   {typed}"]
     for batch in sweep.batches():
         if run.name in batch.runs:
             job = batch.ids.get(run.name, "")
             lines.append(f"batch    {_date(batch.time)}  {batch.cluster}  {job}  code {batch.code}")
-            described = describe_stored(batch, run)
+            described = describe_stored(batch)
             if described:
                 lines.append(f"gets     {described}")
             log = sweep.log(batch, run.name, "err")
@@ -207,16 +207,18 @@ def totals(rows: Sequence[RunStatus], hidden: str = "") -> str:
     return "   ".join(filter(None, (counts(rows), to_go(rows), hidden)))
 
 
-def watch(title: str, ask: Callable[[], tuple[list[RunStatus], str]]) -> None:
-    """Show a live table until nothing is live or Ctrl-C is pressed."""
+def watch(
+    title: str, ask: Callable[[], tuple[list[RunStatus], str]]
+) -> tuple[list[RunStatus], str]:
+    """Show a live table until nothing is live or Ctrl-C is pressed; return what it showed last."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
     console = Console()
+    rows, trouble = ask()
     with Live(console=console, auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):
         while True:
-            rows, trouble = ask()
             parts = [table(title, rows, console.width, console.height)]
             if trouble:
                 parts.append(Text(trouble, "red"))
@@ -224,9 +226,11 @@ def watch(title: str, ask: Callable[[], tuple[list[RunStatus], str]]) -> None:
             if not any(row.live for row in rows):
                 break
             time.sleep(5.0)
+            rows, trouble = ask()
+    return rows, trouble
 
 
-def code_of(sweep: Sweep, run: PlannedRun) -> list[str]:
+def code_of(sweep: Sweep, run: RunRecord) -> list[str]:
     """Return the hashes of the copies of the code that a run used, one for each in turn.
 
     A run that another sweep trained, or went on with, has the last hash in the `env.json` of its
@@ -243,12 +247,12 @@ def code_of(sweep: Sweep, run: PlannedRun) -> list[str]:
     return list(hashes)
 
 
-def mixed_pairs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[str]:
+def mixed_pairs(sweep: Sweep, runs: Sequence[RunRecord]) -> list[str]:
     """Return a line for each dense and routed run of one seed that used different code.
 
     The two differ in `route`, `routing.*` and their number of steps only.
     """
-    pairs: dict[tuple[str, ...], tuple[list[PlannedRun], list[PlannedRun]]] = {}
+    pairs: dict[tuple[str, ...], tuple[list[RunRecord], list[RunRecord]]] = {}
     for run in runs:
         if run.trains:
             dense, routed = pairs.setdefault(_pair_key(run), ([], []))
@@ -267,7 +271,7 @@ def mixed_pairs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[str]:
     return lines
 
 
-def _pair_key(run: PlannedRun) -> tuple[str, ...]:
+def _pair_key(run: RunRecord) -> tuple[str, ...]:
     """Return what the two runs of a pair have in common."""
     texts = [run.stage]
     for key, value in sorted(run.values.items()):

@@ -1,6 +1,6 @@
 """A sweep on disk: `<runs>/.sweeps/<grid>/`, readable from any shell, later, without a database.
 
-sweep.json        the runs: name, overrides, folder, steps            (rewritten as a whole)
+sweep.json        the last launch as typed; the runs: name, steps     (rewritten as a whole)
 batches.jsonl     submissions: intent, then ids, times, code          (appended)
 attempts/*.jsonl  per run: every start and end, by the jobs           (appended)
 logs/             output of the jobs
@@ -8,7 +8,8 @@ outputs/          of commands other than training
 resolved/         run folders that became known when a parent had finished
 ../code/<hash>/   a copy of the code, so that a requeued job runs what was submitted
 
-The files may be damaged, or written by somebody else.
+The files may be damaged, or written by somebody else: they are shown and compared, and nothing in
+them is executed. A retry plans the grid again.
 """
 
 from __future__ import annotations
@@ -20,23 +21,61 @@ import os
 import shlex
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from backbones.parsing import is_number
-from backbones.validation import validate, validate_value
+from backbones.validation import fields_of, validate, validate_value
 from experiments.runtime import run_folder
 from experiments.runtime.files import atomic_write
 from experiments.runtime.records import append_jsonl, read_jsonl
 from routing.errors import UserError, require
 from sweeps import NothingSubmitted, SweepError
-from sweeps.store.overrides import format_value, runs_root
-from sweeps.store.planned_run import PlannedRun
-from sweeps.store.resource_options import Resources, is_slurm_cluster, untrusted_keys
+from sweeps.store.overrides import format_value, parse, runs_root
+from sweeps.store.planned_run import RunRecord, values_of
+from sweeps.store.resource_options import Resources, RunResources, is_slurm_cluster
 
 Record = TypeVar("Record")
+Run = TypeVar("Run", bound=RunRecord)
+# Of the resources of a submission, what is shown; `setup` and the like may hold secrets.
+_SHOWN_RESOURCES = (*fields_of(RunResources), "throttle", "workers")
+# Keys that a retry has to be typed with by the user, whatever is stored.
+_NEVER_STORED = ("cluster", "dry", "paths.runs")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch as typed: shown and compared, never executed.
+
+    Attributes:
+        grid: Its name or path.
+        overrides: `key=value`, with `scale=`; without `cluster=`.
+        runs: Names of its runs.
+        compare_at: `--compare-at`.
+    """
+
+    grid: str
+    overrides: list[str]
+    runs: list[str]
+    compare_at: Literal["steps", "flops"] = "steps"
+
+    def check_consistency(self) -> None:
+        """Refuse what no launch stores: such a file is somebody else's."""
+        keys = [text.partition("=")[0].rpartition(":")[2] for text in self.overrides]
+        foreign = any(key in _NEVER_STORED or key.startswith("cluster.") for key in keys)
+        options = [text for text in (self.grid, *self.overrides) if text.startswith("-")]
+        require(not foreign and not options, "not a launch", SweepError)
+
+    def retry_line(self, root: Path) -> str:
+        """Return the command that submits its failed and missing runs again."""
+        words = ["python", "-m", "sweeps", "launch", self.grid, *self.overrides]
+        if root != runs_root({}):
+            words.append(f"paths.runs={format_value(str(root))}")
+        if self.compare_at != "steps":
+            words += ["--compare-at", self.compare_at]
+        return shlex.join([*words, "--retry"])
 
 
 @dataclass
@@ -50,7 +89,7 @@ class JobBatch:
         runs: Names of its runs; an array has a task for each, in this order.
         time: When it was submitted, in seconds since the epoch.
         code: Name of its code snapshot; "" for `debug`.
-        resources: Values of its cluster file.
+        resources: What each run asked for, and how many run at once.
         ids: Job ids by run; none if the submission was cut off.
         slurm_cluster: Cluster of a multi-cluster Slurm that the ids belong to; "" for the default.
     """
@@ -67,7 +106,7 @@ class JobBatch:
 
     @classmethod
     def create(
-        cls, sweep: str, runs: Sequence[PlannedRun], resources: Resources, code: str
+        cls, sweep: str, runs: Sequence[RunRecord], resources: Resources, code: str
     ) -> JobBatch:
         """Return a submission of a sweep's runs, with a new name."""
         return cls(
@@ -77,7 +116,7 @@ class JobBatch:
             runs=[run.name for run in runs],
             time=time.time(),
             code=code,
-            resources=asdict(resources),
+            resources={key: getattr(resources, key) for key in _SHOWN_RESOURCES},
             slurm_cluster=resources.slurm_cluster,
         )
 
@@ -133,7 +172,30 @@ class Sweep:
         """Return the path of the log of a run's task on Slurm, None without a job."""
         return self.logs / f"{batch.ids[run]}_0_log.{kind}" if run in batch.ids else None
 
-    def runs(self) -> dict[str, PlannedRun]:
+    def retry_lines(self, names: Collection[str]) -> list[str]:
+        """Return the commands that submit these runs again, newest launch first, for the user.
+
+        They lack `cluster=`, and a run that is in no stored launch has none.
+        """
+        lines, missing = [], set(names)
+        for launch in reversed(self._launches()):
+            if not missing.isdisjoint(launch.runs):
+                missing.difference_update(launch.runs)
+                lines.append(launch.retry_line(self.root))
+        return lines
+
+    def _launches(self) -> list[Launch]:
+        """Return the stored launches, oldest first, without damaged ones."""
+        stored, launches = run_folder.read(self.path / "sweep.json").get("launches"), []
+        for values in stored if isinstance(stored, list) else ():
+            with contextlib.suppress(UserError):
+                launch = read_record(Launch, values)
+                parse(launch.overrides)
+                if launch.retry_line(self.root).isprintable():
+                    launches.append(launch)
+        return launches
+
+    def runs(self) -> dict[str, RunRecord]:
         """Return the runs of every launch so far, by name.
 
         Raises:
@@ -141,23 +203,41 @@ class Sweep:
         """
         return {name: self.resolved(run) for name, run in self._stored_runs().items()}
 
-    def _stored_runs(self) -> dict[str, PlannedRun]:
+    def _stored_runs(self) -> dict[str, RunRecord]:
         path = self.path / "sweep.json"
         values: Any = run_folder.read(path).get("runs") if path.is_file() else {}
         with contextlib.suppress(AttributeError, UserError):
-            runs = {name: read_record(PlannedRun, run) for name, run in values.items()}
-            if all(is_file_name(run.name) for run in runs.values()):
+            runs = {name: self._record(run) for name, run in values.items()}
+            if all(is_file_name(name) and run.name == name for name, run in runs.items()):
                 return runs
         raise SweepError(
             f"{path} cannot be read; if it is damaged, remove it, then launch the grid again"
         )
 
-    def add(self, title: str, runs: Iterable[PlannedRun]) -> None:
+    def _record(self, values: Any) -> RunRecord:
+        """Return a stored run; its folder is one in this folder of runs, whatever is stored."""
+        run = read_record(RunRecord, values)
+        arguments = values.get("args")
+        if "values" not in values and isinstance(arguments, list):  # of the first format
+            run = replace(run, values=values_of(map(str, arguments)) | run.varies)
+        return replace(run, folder=self._below_root(run.folder))
+
+    def _below_root(self, folder: str) -> str:
+        name = Path(folder).name
+        return str(self.root / name) if is_file_name(name) else ""
+
+    def add(self, title: str, runs: Iterable[RunRecord], launch: Launch | None = None) -> None:
         """Write runs to the sweep's file; one of the same name is replaced."""
-        values = {name: run.__dict__ for name, run in self._stored_runs().items()}
+        values = {name: run.facts() for name, run in self._stored_runs().items()}
         for run in runs:
-            values[run.name] = run.__dict__
-        content = {"format": 1, "title": title, "runs": values}
+            values[run.name] = run.facts()
+        launches = self._launches()
+        if launch is not None:
+            new = set(launch.runs)
+            launches = [old for old in launches if not new.issuperset(old.runs)]
+            launches.append(launch)
+        stored = [launch.__dict__ for launch in launches]
+        content = {"format": 2, "title": title, "launches": stored, "runs": values}
         atomic_write(self.path / "sweep.json", json.dumps(content, indent=1))
 
     def batches(self) -> list[JobBatch]:
@@ -184,18 +264,10 @@ class Sweep:
         return latest
 
     def intend(self, batch: JobBatch) -> None:
-        """Note a submission before it is made, so that one that is cut off is found in the queue.
-
-        Lines of `setup` may hold secrets: with them the file is readable by its owner only.
-        """
-        path = self.path / "batches.jsonl"
-        if untrusted_keys(batch.resources):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            path.chmod(0o600)
+        """Note a submission before it is made: one that is cut off is found in the queue."""
         line = {"batch": batch.name, **batch.__dict__}
         del line["name"], line["ids"]
-        append_jsonl(path, [line])
+        append_jsonl(self.path / "batches.jsonl", [line])
 
     @contextlib.contextmanager
     def undo_if_refused(self) -> Iterator[None]:
@@ -221,7 +293,7 @@ class Sweep:
             if size is None:
                 batches.unlink(missing_ok=True)
             elif batches.is_file():
-                os.truncate(batches, size)  # only appended to; a new file would lose its mode
+                os.truncate(batches, size)  # only appended to
             raise
 
     def submitted(
@@ -237,7 +309,7 @@ class Sweep:
         """Note another limit of runs at once of a live array."""
         append_jsonl(self.path / "batches.jsonl", [{"batch": batch.name, "throttle": throttle}])
 
-    def resolved(self, run: PlannedRun) -> PlannedRun:
+    def resolved(self, run: Run) -> Run:
         """Return a run with its folder, if that became known when its parent was done."""
         folder = self.resolution(run.name) if run.deferred else ""
         return replace(run, folder=folder or run.folder)
@@ -245,11 +317,11 @@ class Sweep:
     def resolution(self, run: str) -> str:
         """Return the folder of a run that was submitted before its parent was done, "" before."""
         folder = run_folder.read(self._resolution(run)).get("folder")
-        return folder if isinstance(folder, str) else ""
+        return self._below_root(folder) if isinstance(folder, str) else ""
 
     def resolve(self, run: str, folder: str) -> None:
         """Store the folder of a run, which is known once its parent is done."""
-        atomic_write(self._resolution(run), json.dumps({"folder": folder}))
+        atomic_write(self._resolution(run), json.dumps({"folder": Path(folder).name}))
 
     def forget_resolution(self, run: str) -> None:
         """Forget a run's folder, since its parent trains further and its weights will change."""
@@ -258,7 +330,7 @@ class Sweep:
     def _resolution(self, run: str) -> Path:
         return self.path / "resolved" / f"{run}.json"
 
-    def is_done(self, run: PlannedRun) -> bool:
+    def is_done(self, run: RunRecord) -> bool:
         """Return whether a run is finished; a command is not if its parent has trained on since."""
         if run.trains:
             return run.finished

@@ -24,18 +24,6 @@ _SET_BY_SWEEP = (
 _FOREIGN_OPTIONS = "sbatch options that the sweep does not set, such as {mail-type: END}"
 # Keys whose values a job executes.
 CODE_KEYS = ("setup", "srun", "python")
-# sbatch options that only request resources, or say when a job runs and whom it notifies. Others
-# are not taken from a folder of runs: export (LD_PRELOAD=...), container and plugins run code.
-_RETRY_EXTRA = {
-    "begin", "clusters", "comment", "contiguous", "core-spec", "cores-per-socket", "cpu-freq",
-    "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution",
-    "exclusive", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket",
-    "gpus-per-task", "gres", "gres-flags", "hint", "hold", "licenses", "mail-type", "mem",
-    "mem-per-cpu", "mem-per-gpu", "mincpus", "nice", "nodelist", "no-kill", "overcommit",
-    "oversubscribe", "prefer", "priority", "reservation", "sockets-per-node", "spread-job",
-    "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "use-min-nodes",
-    "wait-all-nodes", "wckey",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -190,16 +178,6 @@ class Resources(RunResources):
     def slurm_cluster(self) -> str:
         """Cluster of a multi-cluster Slurm that the jobs go to; "" for the default one."""
         return str(self.extra.get("clusters") or "")
-
-
-def untrusted_keys(values: Mapping[str, Any]) -> list[str]:
-    """Return the keys of resources that may run code in a job, or contain a user's secrets."""
-    keys = [key for key in CODE_KEYS if values.get(key)]
-    extra = values.get("extra")
-    for option in extra if isinstance(extra, dict) else ():
-        if option not in _RETRY_EXTRA:
-            keys.append(f"extra={{{option}: ...}}")
-    return keys
 
 
 def is_slurm_cluster(name: str) -> bool:

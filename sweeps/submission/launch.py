@@ -1,71 +1,62 @@
-"""Launch and retry: read the status and submit under one lock, so that nothing runs twice."""
+"""Launch: read the status and submit under one lock, so that nothing runs twice."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from experiments.runtime.locks import locked
 from sweeps.jobs.job import run_here
 from sweeps.plan.grid import Grid
-from sweeps.status.status import require_queue, statuses
-from sweeps.store.folder import Sweep
+from sweeps.status.status import statuses
+from sweeps.store.folder import Launch, Sweep
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
 from sweeps.submission.live_jobs import end_replaced, set_throttles
-from sweeps.submission.missing import Print, Runs, check_entries, find_failed, find_missing
+from sweeps.submission.missing import Print, Runs, check_launched, find_missing
 from sweeps.submission.submit import submit
 
 
 def launch(
     sweep: Sweep, grid: Grid, planned: Sequence[PlannedRun], resources: Resources,
-    say: Print = print, throttle: int | None = None,
+    say: Print = print, throttle: int | None = None, typed: Launch | None = None,
+    retry: bool = False,
 ) -> Runs | None:  # fmt: skip
-    """Submit the planned runs that are neither done, live nor failed.
+    """Submit the planned runs that are neither done nor live; failed ones only with `retry`.
 
-    `throttle` is a new limit for arrays of these runs that are already in the queue.
+    With `retry` a queued or running job of a table that reads retried runs is replaced. `throttle`
+    is a new limit for arrays of these runs that are already in the queue. `typed` is stored.
 
     Returns:
         Runs that failed in this process; None if there was nothing to submit.
 
     Raises:
         SweepError: The scheduler refuses, or a run's resources are invalid; nothing is noted as
-            submitted then.
+            submitted then. Or runs to retry were not launched.
     """
+    if retry:
+        check_launched(sweep, planned)
     with locked(sweep.locked_folder, wait_s=60.0):
-        runs, noted = find_missing(sweep, planned, say)
+        planned = _after_all(sweep, planned)
+        runs, noted = find_missing(sweep, planned, say, retry=retry)
         if throttle is not None:
             set_throttles(sweep, planned, throttle, say)
+        latest, before = sweep.latest_batches(), statuses(sweep)[0] if retry else []
         with sweep.undo_if_refused():
-            sweep.add(grid.title, noted)
+            sweep.add(grid.title, noted, None if retry else typed)
             if not runs:
-                say("nothing to submit")
+                say("nothing has failed or is missing" if retry else "nothing to submit")
                 return None
             batch = submit(sweep, runs, resources, say)
+        if retry:
+            end_replaced(sweep, {run.name for run in runs}, before, latest, say)
     return run_here(sweep, runs, batch, say) if batch.kind == "debug" else []
 
 
-def retry(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Print = print,
-    resources_by_run: Mapping[str, Resources] | None = None,
-) -> Runs | None:  # fmt: skip
-    """Submit the failed and stopped runs among `runs` again; each resumes from its last checkpoint.
-
-    Tables of their results are recomputed; a queued or running job of such a table is replaced.
-    `resources_by_run` as in `submit`. Returns what `launch` returns.
-
-    Raises:
-        SweepError: A run's entry point, from the sweep's file, is not one of this suite; or the
-            scheduler refuses.
-    """
-    check_entries(sweep, runs)
-    with locked(sweep.locked_folder, wait_s=60.0):
-        latest = sweep.latest_batches()
-        rows, trouble = statuses(sweep)
-        require_queue(trouble)
-        selected = find_failed(runs, rows, say)
-        if not selected:
-            say("nothing has failed or stopped")
-            return None
-        with sweep.undo_if_refused():
-            batch = submit(sweep, selected, resources, say, resources_by_run)
-        names = {run.name for run in selected}
-        end_replaced(sweep, names, rows, latest, say)
-    return run_here(sweep, selected, batch, say) if batch.kind == "debug" else []
+def _after_all(sweep: Sweep, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Let tables wait for the runs of earlier launches too, not for those of this one alone."""
+    stored, runs = sweep.runs(), []
+    for run in planned:
+        if run.after and run.name in stored:
+            earlier = [name for name in stored[run.name].after if name in stored]
+            run = replace(run, after=list(dict.fromkeys([*run.after, *earlier])))
+        runs.append(run)
+    return runs

@@ -10,7 +10,7 @@ from sweeps.jobs import pool, slurm
 from sweeps.status.run_status import RunStatus
 from sweeps.status.status import require_queue, statuses
 from sweeps.store.folder import JobBatch, Sweep
-from sweeps.store.planned_run import PlannedRun
+from sweeps.store.planned_run import PlannedRun, RunRecord
 
 
 @dataclass
@@ -94,7 +94,7 @@ def set_throttles(
             say(f"job {array_id}: at most {throttle} at once from now on")
 
 
-def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] = print) -> None:
+def cancel(sweep: Sweep, runs: Sequence[RunRecord], say: Callable[[str], None] = print) -> None:
     """Cancel live runs; what they have saved stays."""
     names = {run.name for run in runs}
     cancelled: list[RunStatus] = []

@@ -1,11 +1,10 @@
-"""Which runs of a sweep need a job: for a launch, and for a retry."""
+"""Which runs of a plan need a job: what is missing; with a retry, also what has failed."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from routing.errors import require
 from sweeps import SweepError
-from sweeps.plan.grid import ENTRIES
 from sweeps.status.run_status import RunStatus
 from sweeps.status.status import require_queue, statuses
 from sweeps.store.folder import Sweep
@@ -13,18 +12,20 @@ from sweeps.store.planned_run import PlannedRun
 
 Runs = list[PlannedRun]
 Print = Callable[[str], None]
-BLOCKED = "waiting for a run that has not finished"
+BLOCKED = "waiting for a run that has not finished; add --retry to submit both"
+FAILED = "failed; add --retry to submit them again"
 LIVE = "in the queue or running"
-DUE_STATES = ("failed", "stopped")
 
 
 def find_missing(
-    sweep: Sweep, runs: Sequence[PlannedRun], say: Print, need_queue: bool = True
-) -> tuple[Runs, Runs]:
+    sweep: Sweep, runs: Sequence[PlannedRun], say: Print, need_queue: bool = True,
+    retry: bool = False,
+) -> tuple[Runs, Runs]:  # fmt: skip
     """Return the runs that need a job, and those to note; print how many need none and why.
 
-    Without `need_queue` runs whose jobs Slurm does not answer for count as live; with it that is a
-    `SweepError`.
+    With `retry` also those that failed, and what has to be made again from them: a table in the
+    queue would be made without them. Without `need_queue` runs whose jobs Slurm does not answer for
+    count as live; with it that is a `SweepError`.
     """
     stored = sweep.runs()
     rows, trouble = statuses(sweep, runs)
@@ -35,25 +36,28 @@ def find_missing(
     states = {row.run.name: row for row in rows}
     reasons: dict[str, str] = {}
     for run in runs:
-        reasons[run.name] = _reason(sweep, run, states, reasons)
+        reasons[run.name] = _reason(sweep, run, states, reasons, retry)
     for reason, count in Counter(filter(None, reasons.values())).items():
         say(f"{count} of {len(runs)} {reason}")
-    # A live run, and a retry of it, keeps the overrides that it was submitted with.
+    # A live run keeps what is noted of it: that is what was submitted.
     noted = [run for run in runs if reasons[run.name] != LIVE or run.name not in stored]
     return [run for run in runs if not reasons[run.name]], noted
 
 
 def _reason(
-    sweep: Sweep, run: PlannedRun, rows: Mapping[str, RunStatus], reasons: Mapping[str, str]
-) -> str:
+    sweep: Sweep, run: PlannedRun, rows: Mapping[str, RunStatus], reasons: Mapping[str, str],
+    retry: bool,
+) -> str:  # fmt: skip
     """Return why a run needs no job, "" if it needs one; `reasons` are those of earlier runs."""
     row = rows[run.name]
     if row.sweep:
         return f"{row.why}: {Sweep(sweep.root, row.sweep).command('status')}"
     if row.live:
-        return LIVE
-    if row.state == "failed":
-        return f"failed: {sweep.command('retry')}"
+        # Its job is replaced; a run of another shell has none.
+        is_due = retry and row.job and any(reasons.get(name) == "" for name in run.needs)
+        return "" if is_due else LIVE
+    if row.state == "failed" and not retry:
+        return FAILED
     # What it reads is recomputed or trained further.
     renewed = any(reasons.get(name) in ("", LIVE) for name in run.needs)
     if row.state == "done" and not renewed:
@@ -62,50 +66,36 @@ def _reason(
     parent = rows.get(run.parent)
     can_start = parent is None or parent.live or parent.state == "done"
     is_blocked = not can_start and reasons[run.parent] != ""
-    return f"{BLOCKED}: {sweep.command('retry')}" if is_blocked else ""
+    return BLOCKED if is_blocked else ""
 
 
-def find_due(runs: Sequence[PlannedRun], rows: Mapping[str, RunStatus]) -> Runs:
-    """Return the failed and stopped runs among `runs`, then the tables that read their results.
+def check_launched(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:
+    """Refuse to retry runs that were not launched, or that would train for other steps.
 
-    Also tables that are queued or running: their jobs would make them without these runs.
+    The grid may have changed since, or its overrides may not have been typed again.
+
+    Raises:
+        SweepError: The message names the runs and the last launch.
     """
-    due = [run for run in runs if rows[run.name].state in DUE_STATES]
-    names = {run.name for run in due}
-    tables: dict[str, PlannedRun] = {}
-    for run in runs:  # later stages follow those that they read
-        reads_them = names.intersection(run.after) or tables.keys() & set(run.needs)
-        row = rows[run.name]
-        is_elsewhere = row.live and (row.sweep or not row.job)  # of another sweep or shell
-        if reads_them and run.name not in names and not is_elsewhere:
-            tables[run.name] = run
-    return due + list(tables.values())
-
-
-def find_failed(runs: Sequence[PlannedRun], rows: Sequence[RunStatus], say: Print) -> Runs:
-    """Return the runs that are due for a retry and whose parent is done, live or due as well.
-
-    `rows` has the status of all runs of the sweep.
-    """
-    by_name = {row.run.name: row for row in rows}
-    due = find_due(runs, by_name)
-    selected: Runs = []
-    names = {""}  # the parent of a run without one
-    for run in due:
-        parent = by_name.get(run.parent)
-        if run.parent in names or (parent and (parent.live or parent.state == "done")):
-            selected.append(run)
-            names.add(run.name)
-    if len(selected) < len(due):
-        say(f"{len(due) - len(selected)} of {len(due)} {BLOCKED}")
-    return selected
-
-
-def check_entries(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:
-    """Refuse an entry point, from the sweep's file, that is not one of this suite."""
-    foreign = {run.entry for run in runs} - set(ENTRIES.values())
+    stored = sweep.runs()
     require(
-        not foreign,
-        f"sweep {sweep.name} runs {', '.join(sorted(foreign))}, which is no command of this suite",
+        stored,
+        f"--retry: grid {sweep.name} was not launched below {sweep.root}; leave --retry out",
         SweepError,
+    )
+    differing = []
+    for run in runs:
+        label = run.label or run.name
+        if run.name not in stored:
+            differing.append(f"{run.name} ({label}), which was not launched")
+        elif run.steps != stored[run.name].steps:
+            steps = stored[run.name].steps
+            differing.append(f"{run.name} ({label}), {run.steps} steps instead of {steps}")
+    if not differing:
+        return
+    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+    last = "".join(f"; it was {line}" for line in sweep.retry_lines(stored)[:1])
+    raise SweepError(
+        f"--retry: grid {sweep.name} now plans {', '.join(differing[:3])}{more}: type the "
+        f"overrides of the launch{last}, or leave --retry out to submit other runs"
     )

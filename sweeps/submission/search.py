@@ -17,7 +17,7 @@ from sweeps.store.folder import Sweep
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
 from sweeps.submission import optuna_study
-from sweeps.submission.launch import launch, retry
+from sweeps.submission.launch import launch
 from sweeps.submission.live_jobs import cancel
 
 
@@ -46,7 +46,8 @@ class Search:
             live = self._start(study, running, resources)
             if running:  # their runs may have ended since
                 print(f"resuming {len(running)} trials of an earlier launch")
-                retry(self.sweep, list(live.values()), resources, _quiet, self.grid)
+                runs = list({run.name: run for run in live.values()}.values())
+                launch(self.sweep, self.grid, runs, resources, _quiet, retry=True)
             while live or len(study.trials) < self.trials:
                 count = min(slots - len(live), self.trials - len(study.trials))
                 asked = [study.ask(self.space) for _ in range(count)]

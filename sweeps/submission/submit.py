@@ -1,6 +1,6 @@
 """One submission: recorded, then handed to Slurm or a pool."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sweeps.jobs import pool
 from sweeps.jobs.snapshot import snapshot
@@ -13,21 +13,17 @@ from sweeps.submission.live_jobs import find_live_jobs
 from sweeps.submission.missing import Print
 
 
-def submit(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Print,
-    resources_by_run: Mapping[str, Resources] | None = None,
-) -> JobBatch:  # fmt: skip
+def submit(sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Print) -> JobBatch:
     """Record a submission, then hand its runs to Slurm or a pool; `debug` runs start later.
 
-    Each of the runs comes after those that it waits for. `resources_by_run` is what each run gets,
-    by name; by default `resources`, with the keys that the grid changes. Returns the batch, the
-    last one of several.
+    Each of the runs comes after those that it waits for, and gets `resources` with the keys that
+    the grid changes. Returns the batch, the last one of several.
 
     Raises:
         SweepError: The scheduler refuses, or the resources of a run are invalid.
     """
     kind = resources.kind
-    each = resources_by_run or by_run(resources, runs)
+    each = by_run(resources, runs)
     for line in ignored_lines(resources, runs):
         say(line)
     for run in runs:

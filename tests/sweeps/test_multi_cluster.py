@@ -49,12 +49,12 @@ def fake_slurm(tmp_path, monkeypatch):
 
 
 def submitted_once(cli, folder, *words):
-    """Launch, and look whether status, a second launch, retry and cancel find the jobs."""
+    """Launch, and look whether status, a second launch, a retry and cancel find the jobs."""
     assert "submitted 2 runs as job 101" in cli("launch", *words)
     assert [row.job for row in cli.rows().values()] == ["101_0", "101_1"]
     assert set(cli.states().values()) == {"pending"}
     assert "2 of 2 in the queue or running" in cli("launch", *words)
-    assert "nothing has failed or stopped" in cli("retry")
+    assert "nothing has failed or is missing" in cli("launch", *words, "--retry")
     assert "cancelled 2 of 2" in cli("cancel")
     assert (folder / "submissions").read_text() == "1\n"
     return (folder / "scancel").read_text().split(), (folder / "scontrol").read_text().split()

@@ -175,29 +175,3 @@ def test_a_pool_gives_a_run_the_gpus_of_its_cell_and_says_what_it_ignores(cli, m
         # The two workers share the cores.
         assert summary["threads"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert gpus["2-8"] == "3,5" and gpus["none"] in ("3", "5")
-
-
-def test_a_retry_asks_for_what_each_run_had_and_for_what_is_typed(cli, answers, submissions):
-    def submitted():
-        arrays = []
-        for array in submissions:
-            (run,), got = array.runs, array.resources
-            arrays.append((run.stage, got.memory_gb, got.gpu_count, got.time))
-        submissions.clear()
-        return arrays
-
-    for job in ("1_0", "2_0"):
-        answers.history[job] = slurm.QueueJob(job, "FAILED", exit="1:0")
-    score = {"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"]}
-    stages = [score | {"cluster": {"memory_gb": 0.5, "gpus": 1}}]
-    cli.grid = write_grid(cli.folder, seeds=[0, 1], cluster={"memory_gb": 0.25}, stages=stages)
-    cli("launch", "cluster=slurm", "cluster.time=1:00:00", "seed=0")
-    first = submitted()
-    cli("launch", "cluster=slurm", "cluster.time=2:00:00", "cluster.memory_gb=3", "seed=1")
-    second = submitted()
-    assert first == [("train", 0.25, 0, "1:00:00"), ("score", 0.5, 1, "1:00:00")]
-    assert second == [("train", 3, 0, "2:00:00"), ("score", 3, 1, "2:00:00")]
-    cli("retry")
-    assert sorted(submitted()) == sorted(first + second)
-    cli("retry", "cluster=slurm", "cluster.time=0:30:00", "seed=0")
-    assert submitted() == [(stage, memory, gpus, "0:30:00") for stage, memory, gpus, _ in first]

@@ -47,9 +47,9 @@ def test_what_squeue_forgot_is_read_from_accounting(cli):
     assert "not a number at step 7" in rows[1].why
     # A killed run leaves no word of its own: what it died of stands in accounting alone.
     assert rows[2].why.startswith("killed by signal 9 (out of memory?), saved step ")
-    assert "2 of 4 failed: python -m sweeps retry" in cli("launch", "train.steps=100")
+    assert "2 of 4 failed; add --retry" in cli("launch", "train.steps=100")
     cli.stub({"sleep": 0.01})
-    cli("retry")
+    cli("launch", "train.steps=100", "--retry")
     cli.done(0, 1, 2, 3)
 
 

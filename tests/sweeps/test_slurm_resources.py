@@ -76,7 +76,7 @@ def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(cli)
     # What has failed can be submitted again at once.
     cli.running(0, step=5)
     cli.stub({"sleep": 0.02})
-    cli("retry", "seed=1,2,3", "cluster.gpus=1", "cluster.runs_per_gpu=3")
+    cli("launch", "--retry", "seed=1,2,3", "cluster.gpus=1", "cluster.runs_per_gpu=3", "train.steps=300")
     assert cli.rows()[1].job == cli.rows()[2].job == cli.rows()[3].job != rows[0].job
     cli.done(0, 1, 2, 3)
     gpus = {seed: (row.node, summary(row)["gpus"]) for seed, row in cli.rows().items()}
@@ -137,6 +137,6 @@ def test_a_run_whose_memory_ran_out_gets_more_where_it_is_typed(strict_cli):
     assert row.why.startswith("out of memory"), row
     assert not strict_cli.rows()[1].why.startswith("out of memory")
     strict_cli.stub({"sleep": 0.02}, seed0={"memory_mb": 1000})
-    strict_cli("retry", "cluster.memory_gb=1.5")
+    strict_cli("launch", "--retry", "seed=0,1", "train.steps=100", "cluster.memory_gb=1.5")
     assert granted(strict_cli.rows()[0].job)[0][0] == "1536M"
     until(lambda: set(strict_cli.states().values()) == {"done"}, what=f"{strict_cli.rows()}")

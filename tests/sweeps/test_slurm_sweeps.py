@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from slurm_lab import squeue, until
 
-from sweeps import command as sweeps_command
-
 pytestmark = pytest.mark.slurm
 
 
@@ -54,9 +52,9 @@ def test_an_array_runs_the_snapshot_throttled_and_status_agrees_with_squeue(cli)
     assert script.read_text().count("#SBATCH --gpus-per-node=a100:1\n") == 1
     assert "a: b" in cli.log(0, "out")
     assert batch.code in script.read_text() and cli.starts(0)[0]["code"] == batch.code
-    # Setup lines run code, which is not taken from a folder of runs.
+    # A cluster file runs code, which is not taken from a folder of runs.
     cli.place = []
-    assert "type cluster= again" in cli("retry", code=2)
+    assert "was on Slurm; type its cluster= again" in cli("launch", "--retry", "seed=0,1,2", code=2)
 
 
 def test_runs_of_one_array_fail_are_stopped_and_are_requeued_each_by_itself(cli):
@@ -91,7 +89,7 @@ def test_runs_of_one_array_fail_are_stopped_and_are_requeued_each_by_itself(cli)
     assert ends[3]["how"] == "requeued" and ends[3]["signal"] == "SIGUSR2"
     assert cli.starts(3)[1]["step"] == ends[3]["step"]
     assert "1 of 4 failed" in cli("launch", "train.steps=600") and len(cli.sweep.batches()) == 1
-    cli("retry")
+    cli("launch", "--retry", "train.steps=600")
     cli.done(0, 1, 2, 3)
     assert len(cli.starts(1)) == 2
 
@@ -112,13 +110,12 @@ def test_a_killed_run_is_failed_and_one_without_progress_is_given_up_until_a_ret
     assert killed.why == f"killed by signal 9 (out of memory?), saved step {killed.step}"
     assert killed.step >= 10
     until(lambda: {squeue()[r.job][0] for r in (row, cli.rows()[0])} == {"FAILED"}, what="FAILED in squeue")
-    assert "2 of 2 failed: python -m sweeps retry" in cli("launch", *words)
+    assert "2 of 2 failed; add --retry" in cli("launch", *words)
     cli.stub({"sleep": 0})
-    # The resources of the last submission are remembered.
-    assert sweeps_command.main(["retry", cli.grid, f"paths.runs={cli.runs}"]) == 0
+    cli("launch", "--retry", *words)
     cli.done(0, 1)
     assert cli.starts(1)[1]["step"] >= 10
-    assert "nothing has failed" in cli("retry")
+    assert "nothing has failed" in cli("launch", "--retry", *words)
 
 
 def test_a_cut_off_submission_is_found_a_held_job_released_and_all_cancelled(cli):

@@ -104,7 +104,10 @@ PREDICT = "base: {data: digits, eval: digits, train.steps: 400}\naxes: {route: [
         ("launch search_route train.lr=1", "leave the argument out"),
         ("launch search_route eval=none --dry-run", "search: eval=none computes no metric"),
         ("launch code.yaml", "rename it"),  # its folder would be that of the copies of the code
-        ("retry route_placement dry=true", "dry= belongs to launch"),
+        ("cancel route_placement dry=true", "dry= belongs to launch"),
+        ("retry route_placement", "command 'retry': expected one of launch"),
+        ("launch route_placement --retry cluster=debug", "was not launched below"),
+        ("launch search_route --retry cluster=debug", "is a search, which resumes its own trials"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(words, message, refused, tmp_path):

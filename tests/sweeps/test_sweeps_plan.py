@@ -215,22 +215,6 @@ def test_texts_for_sbatch_are_what_the_file_or_the_command_line_says(text, tmp_p
     assert {f"--account={text}", f"--nice={text}"} <= set(flags)
 
 
-def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
-    stored = dataclasses.asdict(resources.load("slurm", "tiny", {"gpus": "a100:2"}))
-    assert resources.resume(stored, {"throttle": "2"}).gpus == "a100:2"
-    for key, value in (("setup", ["rm x"]), ("srun", ["--x"]), ("python", "p")):
-        with pytest.raises(SweepError, match=f"cluster.{key}.*type cluster= again"):
-            resources.resume({**stored, key: value}, {})
-    # Of sbatch's options, those that ask for resources; `export` may preload a library.
-    kept = {"gres": "gpu:2", "mail-type": "END", "exclusive": True, "clusters": "gpu2"}
-    assert resources.resume({**stored, "extra": kept}, {}).extra == kept
-    for option in ("export", "export-file", "get-user-env", "container", "task-prolog", "bbf", "uid", "mail-user"):
-        with pytest.raises(SweepError, match=f"cluster.extra={{{option}: .*type cluster= again"):
-            resources.resume({**stored, "extra": {**kept, option: "x"}}, {})
-    with pytest.raises(SweepError, match="missing key cluster.kind: expected one of slurm"):
-        resources.resume({}, {})  # of a damaged record
-
-
 def script(place, runs=4):
     """The script of a batch: its sbatch options, its lines before srun, and srun's."""
     text = sbatch_script.script(Sweep(Path("/runs"), "g"), place, runs, Path("/code"))

@@ -70,9 +70,9 @@ def test_a_failure_is_shown_and_the_next_run_starts(cli):
     assert cli.states() == {0: "failed", 1: "done"}
     first = cli("status").splitlines()[0]
     assert re.search(r"RuntimeError: the loss is not a number at step 3  \(.*stub_training.py:\d+\)$", first)
-    assert "retry count" in cli("launch", "cluster=debug")
+    assert "1 of 2 failed; add --retry" in cli("launch", "cluster=debug")
     cli.stub({"sleep": 0})
-    cli("retry")
+    cli("launch", "cluster=debug", "--retry")
     assert cli.states() == {0: "done", 1: "done"}
     lines = cli("show", "--run", "_s0-")
     assert lines.count("batch ") >= 2 and "how failed" in lines and "how done" in lines
@@ -168,7 +168,7 @@ def test_runs_whose_pool_was_killed_go_on_and_can_be_cancelled(cli):
     assert "its job is gone" in cli.rows()[2].why
     text = cli(*words, "seed=0")
     assert "1 of 1 in the queue or running" in text and "nothing to submit" in text
-    assert "nothing has failed or stopped" in cli("retry", "seed=0")
+    assert "nothing has failed or is missing" in cli(*words, "seed=0", "--retry")
     os.kill(next(event["pid"] for event in cli.events(1)), signal.SIGKILL)
     assert "cancelled 1 of 1" in cli("cancel", "seed=0")
     until(lambda: cli.states() == {0: "stopped", 1: "failed", 2: "stopped"}, what="their ends")
@@ -225,7 +225,7 @@ def test_status_shows_all_sweeps_and_whose_job_a_run_is(cli):
     assert "1 of 1 queued by sweep second: python -m sweeps status second" in text
     assert "nothing to submit" in text and "queued by sweep second" in cli("status", "seed=1")
     assert "python -m sweeps cancel second" in cli("cancel", "seed=1")
-    assert "nothing has failed" in cli("retry", "seed=1")
+    assert "queued by sweep second" in cli("launch", "cluster=debug", "train.steps=500", "seed=1", "--retry")
     text = cli("launch", "cluster=local", "train.steps=30", "seed=0")  # of this sweep, beside the other's pool
     assert re.search(r"other pools? (is|are) running on this machine: .*\bsecond\b", text)
     capture = cli.capsys.readouterr
@@ -277,8 +277,8 @@ def test_nothing_is_noted_of_a_refused_submission(cli, monkeypatch):
     cli.stub({"sleep": 0}, seed0={"fail": 3})
     cli("launch", "cluster=debug", code=1)
     before = noted(cli.sweep)
-    for command in ("retry", "launch"):
-        cli(command, *refused, *(["seed=5"] if command == "launch" else []), code=2)
+    for word in ("--retry", "seed=5"):
+        cli("launch", *refused, word, code=2)
         assert noted(cli.sweep) == before
 
 

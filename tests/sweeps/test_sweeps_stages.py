@@ -91,17 +91,14 @@ def test_what_starts_from_a_failed_run_waits_for_its_retry(cli):
     assert states(cli) == SEED_1_FAILED
     assert rows(cli)["tune", "1"].why == "its parent is failed"
     assert "waiting for a run that has not finished" in cli("launch", "cluster=debug")
-    # Without its parent nothing can be retried.
-    assert "waiting for a run that has not finished" in cli("retry", "cluster=debug", "train.steps=10")
+    cli("launch", "--retry", "cluster=debug", "seed=1", code=1)
     assert states(cli) == SEED_1_FAILED
-    # The next retry has the resources of this one; the table's last launch had others.
-    cli("retry", "cluster=debug", "cluster.memory_gb=1", "seed=1", code=1)
     cli.stub({"sleep": 0, "weights": True})
-    cli("retry")
+    cli("launch", "--retry", "cluster=debug")
     check_finished(cli)
     # The table, which was made without the failed run, is made again.
     events = cli.sweep.events(rows(cli)["table", None].run.name)
-    assert [event["event"] for event in events] == ["start", "end"] * 2
+    assert [event["event"] for event in events] == ["start", "end"] * 3
 
 
 def test_a_retry_replaces_the_job_of_a_table_that_waits_for_the_other_runs(cli, answers, submissions):
@@ -117,7 +114,7 @@ def test_a_retry_replaces_the_job_of_a_table_that_waits_for_the_other_runs(cli, 
     text = cli("launch", "--dry-run")
     assert "1 of 2 queued by sweep count" in text and "1 runs on cluster=slurm" in text
     cli.grid, first = mine, len(submissions)
-    text = cli("retry")
+    text = cli("launch", "--retry", "cluster=slurm")
     assert f"{table.run.name}: job {table.job} is replaced by one that waits" in text
     assert answers.calls == [["scancel", table.job]]
     again = [(run.stage, run.varies.get("seed")) for array in submissions[first:] for run in array.runs]
@@ -159,7 +156,7 @@ def test_a_retry_makes_a_table_of_tables_again_and_takes_a_child_whose_parent_is
     cli("launch", "cluster=slurm")
     queue_of(cli, answers, train="RUNNING", tune="FAILED", table="PENDING", second="PENDING")
     submissions.clear()
-    cli("retry")
+    cli("launch", "cluster=slurm", "--retry")
     assert stages_of(submissions) == ["second", "table", "tune"]
 
 
@@ -173,7 +170,7 @@ def test_a_pool_starts_a_stage_when_its_parent_is_done(cli):
     until(lambda: not any(row.live for row in rows(cli).values()), 120, "the end of the pool")
     assert states(cli) == SEED_1_FAILED
     cli.stub({"sleep": 0, "weights": True})
-    cli("retry", "cluster=local", "cluster.workers=2")
+    cli("launch", "--retry", "cluster=local", "cluster.workers=2")
     until(lambda: states(cli) == DONE, 120, f"all stages, {states(cli)}")
     check_finished(cli)
 
@@ -190,7 +187,7 @@ def test_slurm_runs_the_stages_through_failure_preemption_and_retry(cli):
     until(lambda: not any(row.live for row in rows(cli).values()), 120, f"the end, {squeue()}")
     assert states(cli) == SEED_1_FAILED
     cli.stub({"sleep": 0, "weights": True})
-    cli("retry")
+    cli("launch", "--retry", "train.steps=60")
     until(lambda: states(cli) == DONE, 120, f"all, {states(cli)} {squeue()}")
     check_finished(cli)
 

@@ -1,13 +1,16 @@
 """A folder of runs from somebody else: what is in it is not executed; what is ours stays private."""
 
-import os
+import json
+import re
+import shlex
 
 import pytest
-from slurm_lab import until
+from slurm_lab import make_run, until
 
-from sweeps import NothingSubmitted
+from sweeps import command as sweeps_command
 from sweeps.jobs.snapshot import PACKAGES, SnapshotWarning
 from sweeps.jobs.snapshot import snapshot as take_snapshot
+from sweeps.plan import resources
 from sweeps.store.folder import JobBatch, Sweep
 
 
@@ -94,29 +97,111 @@ def test_a_retry_runs_the_code_of_this_suite_not_what_was_planted(cli):
         file.write(f"\nopen({str(mark)!r}, 'w')\n")
     cli.stub({"sleep": 0})
     with pytest.warns(SnapshotWarning):
-        cli("retry", "cluster=local")
+        cli("launch", "cluster=local", "seed=0", "--retry")
     until(lambda: "done" in cli.states().values(), what="a run")
     assert not mark.exists()
 
 
+def test_what_may_hold_secrets_or_run_code_is_not_stored(tmp_path):
+    sweep, values = Sweep(tmp_path, "g"), {"extra": "{export: 'TOKEN=secret'}", "setup": "[export TOKEN=secret]"}
+    place = resources.load("slurm", overrides=values | {"python": "env TOKEN=secret python", "srun": "[--secret]"})
+    sweep.intend(JobBatch.create("g", [make_run(tmp_path)], place, "c"))
+    sweep.add("G", [make_run(tmp_path, args=["a=1"])])
+    stored = {file.name: file.read_text() for file in sweep.path.iterdir()}
+    assert set(stored) == {"sweep.json", "batches.jsonl"} and "secret" not in "".join(stored.values())
+    assert not {"entry", "args", "cluster"} & set(json.loads(stored["sweep.json"])["runs"]["r"])
+
+
+# --- what is stored of a launch ---------------------------------------------------------------------------------
+
+
+def stored(sweep):
+    return json.loads((sweep.path / "sweep.json").read_text())
+
+
+def plant(sweep, **changes):
+    """Change what is stored of a sweep, as somebody else may have done; None removes a key."""
+    content = stored(sweep) | changes
+    (sweep.path / "sweep.json").write_text(json.dumps(content))
+
+
+def retry_words(text):
+    """Return the words of the command that status printed, without the interpreter's."""
+    (line,) = [line for line in text.splitlines() if line.endswith("--retry")]
+    assert line.startswith("python -m sweeps launch ")
+    return shlex.split(line)[3:]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_nothing_stored_is_executed(version, cli, capsys):
+    """A file of the first format had the module and the arguments of every run."""
+    cli.stub({"sleep": 0}, seed0={"fail": 3})
+    cli("launch", "cluster=debug", code=1)
+    mark = cli.folder / "planted"
+    words = {"entry": "os:system", "args": [f"touch {mark}", "route=none", "seed=0"]}
+    runs = {name: run | words for name, run in stored(cli.sweep)["runs"].items()}
+    for run in runs.values():
+        run["folder"] = str(cli.folder / "elsewhere" / run["name"])
+        if version == 1:
+            del run["values"], run["has_output"]
+    plant(cli.sweep, format=version, runs=runs)
+    cli.stub({"sleep": 0})
+    cli("show", "--run", "_s0-")
+    assert "seed=0" in cli("status")
+    cli("cancel")
+    cli("launch", "cluster=debug", "--retry")
+    assert cli.states() == {0: "done", 1: "done"} and not mark.exists()
+    assert not (cli.folder / "elsewhere").exists()
+
+
 @pytest.mark.parametrize(
-    ("resources", "mode"),
-    [({"extra": {"gres": "gpu:1"}}, 0o644), ({"setup": ["export TOKEN=x"]}, 0o600),
-     ({"extra": {"export": "ALL,TOKEN=x"}}, 0o600)],
+    ("words", "message"),
+    [
+        (["seed=0,7"], "_s7-.* (seed=7), which was not launched"),
+        (["train.lr=0.5"], "(seed=0), which was not launched"),
+        (["train.steps=50"], "(seed=0), 50 steps instead of 20"),
+        (["scale=small"], "which was not launched"),
+    ],
+)
+def test_a_retry_of_other_runs_is_refused_with_the_launch_to_type(words, message, cli):
+    cli("launch", "cluster=debug", "train.clip=2", "train.steps=20")
+    before = stored(cli.sweep)
+    text = cli("launch", "cluster=debug", "--retry", "train.clip=2", *words, code=2)
+    assert re.search(re.escape(message).replace(r"\.\*", ".*"), text), text
+    assert f"it was python -m sweeps launch {cli.grid} train.clip=2 train.steps=20" in text
+    assert stored(cli.sweep) == before
+
+
+def test_status_prints_the_launch_that_submits_failed_runs_again(cli):
+    cli.stub({"sleep": 0}, seed0={"fail": 3}, seed5={"fail": 3})
+    typed = ["scale=tiny", "train.clip=2"]
+    cli("launch", "cluster=debug", "--compare-at", "flops", *typed, code=1)
+    words = retry_words(cli("status"))
+    assert words == ["launch", cli.grid, *typed, f"paths.runs={cli.runs}", "--compare-at", "flops", "--retry"]
+    # A run of another launch has that one's.
+    cli("launch", "cluster=debug", "seed=5", code=1)
+    lines = [line for line in cli("status").splitlines() if line.endswith("--retry")]
+    assert [("seed=5" in line, "train.clip=2" in line) for line in lines] == [(True, False), (False, True)]
+    cli.stub({"sleep": 0})
+    assert sweeps_command.main([*words, "cluster=debug"]) == 0
+    assert "seed=5" in " ".join(retry_words(cli("status"))) and cli.states() == {0: "done", 1: "done", 5: "failed"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"overrides": ["cluster=/evil.yaml"]}, {"overrides": ["cluster.python=evil"]}, {"overrides": ["paths.runs=/evil"]},
+        {"overrides": ["--config-dir=/evil"]}, {"overrides": ["hydra/callbacks=evil"]}, {"overrides": ["+a=evil"]},
+        {"overrides": ["a=\x1b[2Jevil"]}, {"overrides": ["a=1\nevil"]}, {"overrides": "evil"}, {"overrides": [3]},
+        {"grid": "--evil"}, {"grid": "evil\x07"}, {"grid": 7}, {"compare_at": "evil"}, {"compare_at": []}, {"runs": None},
+    ],
 )  # fmt: skip
-def test_what_may_hold_secrets_is_for_its_owner_alone(resources, mode, tmp_path):
-    before = os.umask(0o022)
-    try:
-        sweep = Sweep(tmp_path, "g")
-        sweep.intend(JobBatch("b0", "slurm", "slurm", ["r"], 1.0, "c"))
-        assert (sweep.path / "batches.jsonl").stat().st_mode & 0o777 == 0o644
-        sweep.intend(JobBatch("b1", "slurm", "slurm", ["r"], 1.0, "c", resources))
-        file = sweep.path / "batches.jsonl"
-        assert file.stat().st_mode & 0o777 == mode and len(sweep.batches()) == 2
-        # A refusal takes its line back, and leaves the mode.
-        with pytest.raises(NothingSubmitted), sweep.undo_if_refused():
-            sweep.intend(JobBatch("b2", "slurm", "slurm", ["r"], 1.0, "c", resources))
-            raise NothingSubmitted("refused")
-        assert file.stat().st_mode & 0o777 == mode and len(sweep.batches()) == 2
-    finally:
-        os.umask(before)
+def test_a_stored_launch_that_nobody_typed_is_not_printed(changes, cli):
+    cli.stub({"sleep": 0}, seed0={"fail": 3})
+    cli("launch", "cluster=debug", code=1)
+    (launch,) = stored(cli.sweep)["launches"]
+    for launches in ([launch | changes], [launch | changes, launch], "evil"):
+        plant(cli.sweep, launches=launches)
+        text = cli("status")
+        assert "evil" not in text and "\x1b" not in text
+        assert text.count("--retry") == (len(launches) == 2)
