@@ -95,17 +95,17 @@ def test_stages_follow_each_other_in_this_process(cli):
         stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"],
                  "base": {"n": 3}, "axes": {"w": [1, 2]}}],
     )  # fmt: skip
-    cli("launch", "cluster=debug", "n=4", "w=2,5")
+    cli("launch", "cluster=debug", "score:n=4", "score:w=2,5")
     rows, _ = status.statuses(cli.sweep)
     assert [row.state for row in rows] == ["done"] * 6
     scores = [json.loads(p.read_text()) for p in (cli.sweep.path / "outputs").iterdir()]
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
-    assert all(words[2] == "n=4" and Path(words[0], "summary.json").exists() for words in scores)
+    assert all(words[2] == "score:n=4" and Path(words[0], "summary.json").exists() for words in scores)
     # A filter of runs takes what scores them with it.
     assert cli("status", "scale=tiny").splitlines()[-1] == "6 done"
     assert cli("status", "train.steps=20", "w=5").count("done  ") == 2
     # Longer training is scored again.
-    cli("launch", "cluster=debug", "n=4", "w=2", "seed=0", "train.steps=21")
+    cli("launch", "cluster=debug", "score:n=4", "score:w=2", "seed=0", "train.steps=21")
     rows, _ = status.statuses(cli.sweep)
     assert [row.why for row in rows if row.state != "done"] == ["its run was trained further"]
 
