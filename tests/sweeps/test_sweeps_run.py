@@ -100,7 +100,7 @@ def test_stages_follow_each_other_in_this_process(cli):
     assert [row.state for row in rows] == ["done"] * 6
     scores = [json.loads(p.read_text()) for p in (cli.sweep.path / "outputs").iterdir()]
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
-    assert all(words[2] == "score:n=4" and Path(words[0], "summary.json").exists() for words in scores)
+    assert all(words[2] == "n=4" and Path(words[0], "summary.json").exists() for words in scores)
     # A filter of runs takes what scores them with it.
     assert cli("status", "scale=tiny").splitlines()[-1] == "6 done"
     assert cli("status", "train.steps=20", "w=5").count("done  ") == 2
