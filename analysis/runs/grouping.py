@@ -6,6 +6,7 @@ were routed. The variant is the routing: route, rate, selection, what happens to
 Runs of one group and variant differ in their seed alone and may be averaged.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,6 +23,8 @@ _HEAD = ("backbone", "size", "data", "objective", "scale")
 _HEAD_KEYS = {f"config.{name}{end}" for name in _HEAD for end in ("", ".name")}
 FINE_TUNE = "dense fine-tune (F)"  # the variant of dense runs from another run's weights
 _PROTOCOL = ("guidance", "sampler", "reference")
+# Data that are a user's own files: what lies at their path decides what is learned.
+_OWN_DATA = ("folder", "latents")
 # Routing options that a label names only where they differ from these; the method's name says what
 # is learned, and the last two only how it is computed.
 USUAL_OPTIONS = {
@@ -52,7 +55,7 @@ def assign_groups(runs: pd.DataFrame) -> pd.DataFrame:
     rows = pd.Series(frame.index, frame.index)
     backbones = [part.index for _, part in rows.groupby(frame["backbone"])]
     frame = _fill_unknown_keys(frame, backbones)
-    texts = _varying_texts(frame, [*_HEAD, *_PROTOCOL, *_learned_columns(frame)])
+    texts = _varying_texts(frame, [*_HEAD, *_PROTOCOL, "data_fingerprint", *_learned_columns(frame)])
     frame, networks = _with_networks(frame, _keys(texts, len(frame)))
     texts |= _varying_texts(frame, networks)
     frame["key"] = _keys(texts, len(frame))
@@ -79,7 +82,7 @@ def settings(runs: pd.DataFrame, free: Collection[str]) -> pd.Series:
     `free` are columns that may differ too, such as the depth.
     """
     frame = _fill_unknown_keys(_comparable(runs), [runs.index])
-    columns = [name for name in (*_HEAD, *_learned_columns(frame)) if name not in free]
+    columns = [name for name in (*_HEAD, "data_fingerprint", *_learned_columns(frame)) if name not in free]
     return pd.Series(_keys(_varying_texts(frame, columns), len(frame)), frame.index)
 
 
@@ -87,14 +90,31 @@ def _comparable(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs without what depends on the machine or the seed: paths of data and parents."""
     frame = runs.copy(deep=False)
     for data in frame["data"].unique():
+        rows = frame["data"] == data
         for key in location_keys(str(data)):
             column = f"config.data.{key}"
-            if column in frame:
-                frame[column] = frame[column].mask(frame["data"] == data)
+            if column in frame and data not in _OWN_DATA:
+                frame[column] = frame[column].mask(rows)
+    for key in ("path", "test", "vae"):
+        column = f"config.data.{key}"
+        if column in frame and frame["data"].isin(_OWN_DATA).any():
+            frame[column] = _first_spelling(frame[column], frame.get("data_fingerprint"))
     if "config.init" in frame:
         # Each seed fine-tunes its own parent: only the kind of parent is compared.
         frame["config.init"] = frame["config.init"].map(parent)
     return frame
+
+
+def _first_spelling(paths: pd.Series, fingerprints: pd.Series | None) -> pd.Series:
+    """Return for each path that of the first run on the same data: `d`, `./d` and a link are one.
+
+    Runs of earlier versions without weights do not say what lay there: their paths are normalized.
+    """
+    paths = paths.map(os.path.normpath, na_action="ignore")
+    if fingerprints is None:
+        return paths
+    first = paths.groupby(fingerprints).transform("first")
+    return first.where(fingerprints.notna(), paths)
 
 
 def _variants(frame: pd.DataFrame) -> pd.Series:

@@ -135,6 +135,19 @@ def class_names(folder: str | Path) -> list[str]:
     return list(map(str, names)) if isinstance(names, list) else []
 
 
+def data_fingerprint(folder: str | Path, summary: Mapping[str, Any]) -> str | None:
+    """Return the fingerprint of the user's own data that a run was trained on; None for others.
+
+    Summaries of earlier versions lack it, and the weights have it.
+    """
+    if summary.get("data") not in ("folder", "latents"):
+        return None
+    value = summary.get("data_fingerprint")
+    if value is None:
+        value = (_weights_metadata(folder, "data") or {}).get("fingerprint")
+    return value if is_text(value) else None
+
+
 def _weights_metadata(folder: str | Path, key: str) -> dict[str, Any] | None:
     try:
         with safe_open(Path(folder) / "model.safetensors", framework="np") as weights:

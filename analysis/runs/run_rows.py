@@ -62,6 +62,7 @@ def _finished(folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"status": str(summary.get("status", "unknown"))}
     for key in run_files.SUMMARY:
         row[key] = summary.get(key)
+    row["data_fingerprint"] = run_files.data_fingerprint(folder, summary)
     row |= run_files.read_config(folder / "config.yaml")
     if row.get("config.train.precision") == "auto":
         # The resolved precision: runs that trained in different precisions are not paired.

@@ -78,6 +78,7 @@ def write_results(training_step: TrainingStep, session_seconds: float) -> None:
         "backbone": config.backbone.name,
         "size": config.size,
         "data": config.data.name,
+        "data_fingerprint": state.info["fingerprint"],
         "task": config.task,
         "route": config.resolved_route,
         "scale": config.scale,
