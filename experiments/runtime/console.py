@@ -236,7 +236,8 @@ class Progress:
     def seconds_per_step(self, done: int) -> float:
         """Return the mean duration of the last steps, with `done` finished by now.
 
-        The first interval, which includes compilation and cold caches, counts only until the next.
+        What is left out and the first interval, with compilation and cold caches, count only until
+        the next one.
         """
         worked = time.monotonic() - self.start - self.paused
         if done > self._done:
@@ -246,11 +247,16 @@ class Progress:
             self._recent.append((worked - self._worked, done - self._done))
         if done != self._done:  # fewer after a return to an earlier checkpoint
             self._worked, self._done = worked, done
-        seconds, steps = 0.0, 0
-        for interval, count in self._recent:
-            seconds += interval
-            steps += count
-        return seconds / max(1, steps)
+        if not self._recent:
+            return worked / (done - self._first_count) if done > self._first_count else 0.0
+        return sum(seconds for seconds, _ in self._recent) / sum(steps for _, steps in self._recent)
+
+    def leave_out(self, done: int) -> None:
+        """Leave the time until now, with `done` steps finished, out of the rate.
+
+        A first step builds kernels.
+        """
+        self._worked, self._done = time.monotonic() - self.start - self.paused, done
 
     def update(self, done: int, text: str = "", pending: float = 0.0) -> None:
         """Show that `done` steps are finished, with `pending` seconds of other work to come."""

@@ -74,12 +74,15 @@ class Trainer:
         with self.console.progress("step", total, count=lambda: state.step) as progress:
             if self.evaluation.due():  # cut short by the end of an earlier process
                 self.evaluate(progress)
+            first_step = state.step + 1
             while state.step < total:
                 start_time = time.perf_counter()
                 self.training_step.run()
                 state.macs += self.training_step.batch_macs()  # of the step just taken
                 state.step += 1
                 state.seconds += time.perf_counter() - start_time
+                if state.step == first_step:
+                    progress.leave_out(state.step)
 
                 stop_reason = self.stop_requested()
                 if state.step % train.log_every == 0 or state.step == total:

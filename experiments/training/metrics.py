@@ -51,12 +51,12 @@ class MetricsLog:
         Args:
             averages: Of the steps since the last line.
             progress: The progress bar.
-            step_seconds: Recent duration of a step.
+            step_seconds: Duration of the last steps each, without evaluations and kernel builds.
             evaluation_seconds: Predicted duration of the evaluations to come.
         """
         state, train = self.state, self.config.train
         self.count_spike(averages.loss)
-        images_per_s = state.step * train.batch / max(state.seconds, 1e-9)
+        images_per_s = train.batch / max(step_seconds, 1e-9)
         entry = {
             "step": state.step,
             "loss": averages.loss,

@@ -39,6 +39,7 @@ class RunStatus:
         steps: Steps that it has in the end, None for other commands than training.
         speed: Images per second.
         eta: Seconds until it ends, None if unknown.
+        work: Seconds that it needs from now on, or once it runs; None if unknown.
         job: Id of its job.
         attempts: How often it has started.
         why: Reason of its state.
@@ -56,6 +57,7 @@ class RunStatus:
     steps: int | None = None
     speed: float | None = None
     eta: float | None = None
+    work: float | None = None
     job: str = ""
     node: str = ""
     attempts: int = 0

@@ -3,12 +3,12 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from statistics import fmean
 
 from routing.errors import require
 from sweeps import SweepError
 from sweeps.jobs import pool, slurm
 from sweeps.plan.dependencies import display_name
-from sweeps.status.eta import estimate_etas
 from sweeps.status.run_status import STATES, WAITS_FOR_WORKER, RunStatus, job_status
 from sweeps.store.folder import JobBatch, Sweep, all_sweeps
 from sweeps.store.planned_run import RunRecord
@@ -30,7 +30,7 @@ def statuses(
     jobs, trouble = find_jobs(sweep, latest, queue)
     all_runs = sweep.runs()
     selected = all_runs if runs is None else {run.name: run for run in runs}
-    # All runs, since the ETA of one is estimated from the others.
+    # All runs, since the time that one needs is estimated from the others.
     rows = {}
     for name, run in (all_runs | selected).items():
         batch, job = latest.get(name), jobs.get(name)
@@ -40,7 +40,7 @@ def statuses(
             other_trouble = _look_in_other_sweep(other, rows, queue)
             trouble = trouble or other_trouble
     explain_waiting(rows)
-    estimate_etas(list(rows.values()), latest)
+    estimate_etas(rows)
     shown = [row for name, row in rows.items() if name in selected]
     order = list(STATES)
     return sorted(shown, key=lambda row: order.index(row.state)), trouble
@@ -168,3 +168,31 @@ def explain_waiting(rows: Mapping[str, RunStatus]) -> None:
         # New with a reason: it was submitted, but `cluster=debug` left it out.
         elif not row.attempts and not row.live and (row.state != "new" or row.why):
             row.state, row.why = "stopped", f"its parent is {unfinished[0].state}"
+
+
+def estimate_etas(rows: Mapping[str, RunStatus]) -> None:
+    """Set `work` of live runs that train, and `eta` of those that run or wait for others.
+
+    A run that says nothing yet needs its steps at the mean rate of those that run, or that are
+    done. Each row comes after the rows that its run waits for.
+    """
+    running, done = list[float](), list[float]()  # seconds per step
+    for row in rows.values():
+        remaining = (row.steps or 0) - (row.step or 0)
+        if row.eta and remaining > 0:
+            running.append(row.eta / remaining)
+        elif row.state == "done" and row.trained and row.step:
+            done.append(row.trained / row.step)
+    rates = running or done
+    for row in rows.values():
+        if not row.live or row.held or row.steps is None:
+            continue
+        if row.eta is not None:
+            row.work = row.eta
+        elif rates:
+            row.work = fmean(rates) * max(0, row.steps - (row.step or 0))
+            waits_for = [rows[name] for name in row.run.needs if name in rows]
+            etas = [other.eta for other in waits_for if other.live]
+            if row.state == "starting" or etas:
+                known = [eta for eta in etas if eta is not None]
+                row.eta = max(known, default=0.0) + row.work if len(known) == len(etas) else None

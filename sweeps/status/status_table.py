@@ -84,8 +84,6 @@ def elapsed(sweep: Sweep, rows: Sequence[RunStatus]) -> float:
 
 def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, Any]:
     """Return what the table shows as plain values, times in seconds."""
-    live = [row for row in rows if row.live]
-    etas = [row.eta for row in live if row.eta is not None]
     keys, latest = varying_keys(rows), sweep.latest_batches()
     runs = []
     for row in rows:
@@ -96,7 +94,7 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
         "sweep": sweep.name,
         "counts": Counter(row.state for row in rows),
         "elapsed": elapsed(sweep, rows),
-        "eta": max(etas) if etas and len(etas) == len(live) else None,
+        "eta": seconds_left(rows),
         "trouble": trouble,
         "mixed_code": mixed_pairs(sweep, [row.run for row in rows]),
         "runs": runs,
@@ -194,12 +192,24 @@ def label(row: RunStatus, keys: Sequence[str], with_keys: bool = True) -> str:
     return " ".join(texts)
 
 
-def to_go(rows: Sequence[RunStatus]) -> str:
-    """Return when the last live run ends, "" where no run has an estimate."""
+def seconds_left(rows: Sequence[RunStatus]) -> float | None:
+    """Return when the last live run ends; None where nothing runs or no run has an estimate.
+
+    The work that is left is shared by as many runs at once as run now.
+    """
+    active = sum(row.state in ("running", "starting") for row in rows)
     live = [row for row in rows if row.live]
     etas = [row.eta for row in live if row.eta is not None]
-    bound = "more than " if len(etas) < len(live) else ""
-    return f"{bound}{clock(max(etas))} to go" if etas else ""
+    if not active or not etas:
+        return None
+    return max(*etas, sum(row.work or 0.0 for row in live) / active)
+
+
+def to_go(rows: Sequence[RunStatus]) -> str:
+    """Return when the last live run ends in words, "" where no run has an estimate."""
+    seconds = seconds_left(rows)
+    is_bound = any(row.work is None for row in rows if row.live)
+    return "" if seconds is None else f"{'more than ' * is_bound}{clock(seconds)} to go"
 
 
 def totals(rows: Sequence[RunStatus], hidden: str = "") -> str:

@@ -14,9 +14,8 @@ from sweeps import SweepError
 from sweeps import command as sweeps_command
 from sweeps.jobs import slurm
 from sweeps.status import status, status_table
-from sweeps.status.eta import estimate_etas
 from sweeps.status.run_status import RunStatus
-from sweeps.store.folder import JobBatch, Sweep
+from sweeps.store.folder import Sweep
 
 
 def fake_sweep(root, count):
@@ -81,7 +80,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     assert (row.state, row.why) == ("stopped", "its job is gone")
     # One filtered run has the estimate that it has among all.
     ((row,), _) = status.statuses(sweep, [sweep.runs()["r0002"]])
-    assert row.eta == pytest.approx(rows["r0002"].eta, abs=2)
+    assert row.work == pytest.approx(rows["r0002"].work, abs=2)
     values = status_table.as_json(sweep, list(rows.values()), "")
     assert json.loads(json.dumps(values)) == values and values["elapsed"] > 0 and values["eta"] >= 75
     lines = status_table.plain(list(rows.values()))
@@ -135,37 +134,36 @@ def test_a_submission_is_not_judged_by_what_an_earlier_one_left(tmp_path, answer
     assert shown() == ("running", 4, "")
 
 
+# Rows of 100 steps by name: (state, step, own estimate, what they wait for).
 @pytest.mark.parametrize(
-    ("values", "seconds"),
+    ("rows", "etas", "total"),
     [
         # Nothing is known of a run that has only begun.
-        (dict(running=[(3, None, None)], pending=2, throttle=1), None),
-        # One at a time: 50 s are left of this one, which takes 100, and three more follow.
-        (dict(running=[(50, 50, 50)], pending=3, throttle=1), 350),
-        # The steps are done, the last evaluation is not: 150 s each, as the first took.
-        (dict(done=[(150, 100)], running=[(120, 100, None)], pending=3, throttle=1), 30 + 3 * 150),
-        # Two places: the throttle is what they wait for, or as many as run now.
-        (dict(done=[(100, 90)], running=[(60, 50, 40)], pending=3, throttle=2), 200),
-        (dict(done=[(100, 90)], running=[(60, 50, 40)], pending=2, throttle=9, reason="Resources"), 240),
-        # A run slower than those before it says so itself.
-        (dict(done=[(100, 90)], running=[(60, 10, 540)], pending=0, throttle=1), 540),
+        ({"a": ("starting", None, None, []), "b": ("pending", 0, None, [])}, [None, None], None),
+        # 0.5 s a step: the second begins at step 60. A queued run's turn is unknown.
+        ({"a": ("running", 50, 25, []), "b": ("starting", 60, None, []), "c": ("pending", 0, None, [])}, [25, 20, None], 47.5),
+        # Three more, one at a time.
+        ({"a": ("running", 50, 50, []), **{name: ("pending", 0, None, []) for name in "bcd"}}, [50, None, None, None], 350),
+        # One after the other, however many run at once.
+        ({"a": ("running", 80, 20, []), "b": ("pending", 0, None, ["a"]), "c": ("pending", 0, None, ["b"])}, [20, 120, 220], 220),
+        # A run that is done took 30 s for its 100 steps; what runs now counts before that.
+        ({"a": ("done", 100, 30, []), "b": ("starting", 0, None, [])}, [30], 30),
+        ({"a": ("done", 100, 30, []), "b": ("running", 50, 100, []), "c": ("starting", 0, None, [])}, [100, 200], 200),
     ],
 )  # fmt: skip
-def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(values, seconds, tmp_path):
-    def rows_of(running, pending, throttle, done=(), reason="JobArrayTaskLimit"):
-        """Rows of 100 steps; `done` took (seconds, of these in training), `running` has (elapsed, step, eta)."""
-        rows = []
-        for elapsed, trained in done:
-            rows.append(RunStatus(run, "done", step=100, steps=100, elapsed=elapsed, trained=trained))
-        for elapsed, step, eta in running:
-            rows.append(RunStatus(run, "running", step=step, steps=100, elapsed=elapsed, eta=eta))
-        return rows + [RunStatus(run, "pending", steps=100, why=reason) for _ in range(pending)]
-
-    run = make_run(tmp_path, steps=100)
-    rows = rows_of(**values)
-    estimate_etas(rows, {"r": JobBatch("b", "c", "slurm", ["r"], 1.0, "c", {"throttle": values["throttle"]})})
-    etas = [row.eta for row in rows if row.live]
-    assert etas == [None] * 3 if seconds is None else max(etas) == pytest.approx(seconds)
+def test_the_time_left_is_steps_over_rate_after_dependencies(rows, etas, total, tmp_path):
+    statuses = {}
+    for name, (state, step, seconds, needs) in rows.items():
+        run = make_run(tmp_path, name, steps=100, after=needs)
+        row = RunStatus(run, state, step=step, steps=100)
+        if state == "done":
+            row.trained = seconds
+        else:
+            row.eta = seconds
+        statuses[name] = row
+    status.estimate_etas(statuses)
+    assert [row.eta for row in statuses.values() if row.live] == etas
+    assert status_table.seconds_left(list(statuses.values())) == total
 
 
 def test_a_table_of_many_runs_fits_the_terminal(tmp_path, answers):

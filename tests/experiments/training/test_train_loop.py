@@ -26,6 +26,7 @@ from experiments.training import run_evaluation
 from experiments.training.divergence import Diverged
 from experiments.training.loop import Trainer
 from experiments.training.metrics import Averages
+from experiments.training.run_evaluation import Evaluation
 from experiments.training.session import train
 from experiments.training.step import TrainingStep
 from experiments.training.summary import read_summary
@@ -177,6 +178,22 @@ def test_the_time_left_is_that_of_the_steps_left_and_the_running_mean_moves_by_a
         status = run_folder.read(run.folder / "status.json")
         assert status["eta_s"] == (6 - status["step"]) * 100 + 7
     assert run.state.mean_loss == pytest.approx(1.1)
+
+
+def test_the_speed_counts_neither_kernel_builds_nor_evaluations(tmp_path, monkeypatch):
+    steps, step, evaluate = [], TrainingStep.run, Evaluation.run_due
+
+    def slow_at_first(self):
+        steps.append(0)
+        time.sleep(2.0 if len(steps) == 1 else 0.0)
+        step(self)
+
+    monkeypatch.setattr(TrainingStep, "run", slow_at_first)
+    monkeypatch.setattr(Evaluation, "run_due", lambda self: (time.sleep(2.0), evaluate(self)))
+    folder = train(small(tmp_path, "train.sample_every=2"), quiet=True)
+    lines = records.read_metrics(folder)
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert all(line["images_per_s"] > 8 for line in lines), "eight images a step, of which each takes under a second"
 
 
 @pytest.mark.parametrize(
