@@ -19,14 +19,17 @@ import functools
 import importlib
 import re
 import sys
+from collections import Counter
 from pathlib import Path
+
+import pandas as pd
 
 from analysis import tables
 from analysis.comparison.results import Results
 from analysis.errors import AnalysisError, pick
 from analysis.reports import findings
-from analysis.reports.machines import machine_lines
 from analysis.runs.archives import PUBLISHED, unpack
+from analysis.runs.run_files import read_environment
 from analysis.tables.table import NOT_RUN, markdown, markdown_escape, markdown_rows
 from experiments.runtime.errors import ROOT
 from experiments.runtime.files import atomic_write
@@ -34,6 +37,10 @@ from experiments.runtime.files import atomic_write
 _OPENING = r"(<!-- ((?:table|finding|facts|study)\b[^>]*?) -->\n)"
 _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 _STUDIES = "results.studies"
+# Label of a line and the key in env.json.
+_FACTS = {
+    "commit": "git", "device": "device", "Python": "python", "torch": "torch", "threads": "threads",
+}  # fmt: skip
 
 
 def command(options: argparse.Namespace) -> int:
@@ -89,6 +96,23 @@ def _block(request: str, results: Results) -> str:
             )
         subjects.append(option.removeprefix("having="))
     return findings.make(name, source, subjects) + "\n"
+
+
+def machine_lines(runs: pd.DataFrame) -> list[str]:
+    """Return the number of runs, then a line per property of the machines that they ran on."""
+    counts: dict[str, Counter[str]] = {label: Counter() for label in _FACTS}
+    for path in runs["path"]:
+        environment = read_environment(Path(str(path)))
+        for label, key in _FACTS.items():
+            value = environment.get(key)
+            if value is not None:
+                counts[label][str(value)] += 1
+    lines = [f"{len(runs)} finished runs"]
+    for label, values in counts.items():
+        texts = [f"{value} ({count} runs)" for value, count in values.most_common()]
+        text = next(iter(values)) if len(values) == 1 else ", ".join(texts)
+        lines.append(f"{label}: {text or 'not recorded'}")
+    return lines
 
 
 def _study_table(study: str, table: str) -> str:

@@ -9,13 +9,12 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.comparison.aggregation import ENOUGH_SEEDS
 from analysis.comparison.results import Results, Source, results_for_command
 from analysis.errors import AnalysisError, pick
 from analysis.registry import builders
 from analysis.tables.code_versions import code_notes
 from analysis.tables.render import PREAMBLE, document, write
-from analysis.tables.table import Row, Table, markdown
+from analysis.tables.table import Table, markdown
 from experiments.runtime.files import atomic_write
 
 TABLES = builders(
@@ -49,7 +48,7 @@ TABLES = builders(
     },
 )
 
-__all__ = ["TABLES", "Table", "answer", "make", "make_all", "save"]
+__all__ = ["TABLES", "Table", "make", "make_all", "save"]
 
 
 def make(name: str, source: Source, metric: str | None = None) -> Table:
@@ -74,32 +73,6 @@ def make_all(source: Source, metric: str | None = None) -> list[Table]:
     """Build every table; `Table.covered` says whether our runs give any of its numbers."""
     results = Results.of(source, metric)
     return [make(name, results) for name in TABLES]
-
-
-def answer(main_table: Table) -> Table:
-    """Return our columns of the main table, and its rows with a difference of enough seeds."""
-    own_columns, deltas = [], []
-    for index, column in enumerate(main_table.columns):
-        if not column.published:
-            own_columns.append(index)
-        if column.label.startswith("\u0394"):
-            deltas.append(index)
-    rows = [row for row in main_table.rows if _has_replicated(row, deltas)]
-    omitted = len(main_table.only(ours=True).groups) - len({row.group for row in rows})
-    notes = main_table.notes
-    if omitted:
-        text = (
-            f"Settings without a difference of {ENOUGH_SEEDS} seeds: {omitted}, in the main table."
-        )
-        notes = (text, *notes)
-    table = dataclasses.replace(main_table, name="answer", rows=tuple(rows), notes=notes)
-    return table.only(own_columns)
-
-
-def _has_replicated(row: Row, indices: Sequence[int]) -> bool:
-    """Return whether one of the entries has a number of enough seeds."""
-    entries = [row.entries[index] for index in indices]
-    return any(entry.n is not None and not entry.few for entry in entries)
 
 
 def column_indices(table: Table, names: Sequence[str]) -> list[int]:

@@ -195,9 +195,8 @@ TEMPLATES = Environment(
 
 
 def to_html(table: Table) -> str:
-    """Return the table as an HTML fragment; `data-value` holds what a sort goes by."""
-    # Not by pandas' Styler: it has one tbody, no cells that span columns and no attributes of
-    # cells but classes, while the report sorts numbers within groups below a heading of their own.
+    """Return the table as an HTML fragment."""
+    # Not by pandas' Styler, which has one tbody and no headings that span columns.
     return TEMPLATES.get_template("table.html").render(table=table, head=head, plain=plain)
 
 

@@ -10,7 +10,6 @@ from analysis_runs import write, write_pairs
 from analysis.comparison.results import Results
 from analysis.errors import AnalysisError
 from analysis.reports import pages
-from analysis.reports.machines import machine_lines
 from analysis.runs import archives
 from analysis.runs.archives import unpack
 from analysis.runs.loading import find
@@ -99,7 +98,7 @@ def test_a_block_that_cannot_be_filled_is_refused(page, message, runs):
 
 def test_facts_of_an_environment_that_names_little(tmp_path):
     (write(tmp_path) / "env.json").write_text('{"packages": "x", "python": "3.11"}')
-    assert "torch: not recorded" in machine_lines(Results.of(tmp_path).runs)
+    assert "torch: not recorded" in pages.machine_lines(Results.of(tmp_path).runs)
 
 
 def test_a_damaged_archive_is_refused_whole(archive, tmp_path):

@@ -17,7 +17,6 @@ from analysis.command import main
 from analysis.comparison import aggregation
 from analysis.comparison.results import Results
 from analysis.figures.convergence import mean_curve
-from analysis.reports import report_sections
 from analysis.tables import make, make_all, render
 from analysis.tables.speedup import reach
 from analysis.tables.table import Column, build, markdown, measured
@@ -396,10 +395,3 @@ def test_a_headline_needs_three_seeds_and_most_of_them(tmp_path, seeds, there, t
     assert entry.value == pytest.approx(2.0) and text in render.plain(entry)
     assert entry.best == bold and entry.few != bold
     assert (r"{\bfseries\boldmath \num{2.00}x}" in render.latex(table)) == bold
-    study = Results.of(tmp_path)
-    cards, without = report_sections.cards(study)
-    assert len(cards) == bold and len(without) == (not bold)
-    if bold:
-        assert text in dict(cards[0]["facts"])["FLOPs"] and ", after 100 steps" in cards[0]["label"]
-    else:
-        assert f", after 100 steps ({there} of {seeds} seeds reach it)" in without[0]
