@@ -19,12 +19,14 @@ from routing.errors import UserError
 
 def make_accelerator(config: Config) -> Any:
     """Return this run's processes (one, or those of torchrun or Slurm): an `Accelerator`."""
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedDataParallelKwargs
 
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     # train.precision alone decides, whatever `accelerate config` wrote down on this machine.
     options: dict[str, Any] = {"cpu": not torch.cuda.is_available(), "mixed_precision": "no"}
+    # Gradients are views of the buckets that are reduced, which saves a copy of all of them.
+    options["kwargs_handlers"] = [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
     if config.log != "none":
         options.update(log_with=config.log, project_dir=str(config.folder))
     check_accelerate_device()

@@ -166,8 +166,12 @@ class TrainingStep:
         Everything stays on the device: no step waits for a GPU.
         """
         state = self.state
-        max_norm = self.config.train.clip or math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(state.params, max_norm)
+        clip = self.config.train.clip
+        if clip is None:  # the norm alone: clipping to infinity would multiply every gradient by 1
+            grads = [param.grad for param in state.params if param.grad is not None]
+            grad_norm = torch.nn.utils.get_total_norm(grads)
+        else:
+            grad_norm = torch.nn.utils.clip_grad_norm_(state.params, clip)
         if self.distributed:
             loss = self.accelerator.reduce(loss, "mean")
         bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
