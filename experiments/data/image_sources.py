@@ -11,13 +11,14 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from backbones.parsing import bytes_of, json_of
 from experiments.data.class_folders import LABEL_FILE, class_of_each, edm_labels
 from experiments.data.data_options import PICTURES, DataError, require
 from experiments.data.raw_images import RawImage
 from experiments.data.tars import Member, read_label, read_member, samples_of
+from experiments.runtime.digest import PICTURE_BYTES, hash_of, picture_ends
 
 
 class ImageSource:
@@ -32,6 +33,10 @@ class ImageSource:
 
     def read(self, start: int, stop: int) -> Iterator[RawImage]:
         """Yield images `start..stop-1`, with `stop` at most `count`."""
+        raise NotImplementedError
+
+    def digest(self, start: int, stop: int) -> str:
+        """Return a digest of what images `start..stop-1` hold; whole images are not read."""
         raise NotImplementedError
 
     def limit(self, count: int) -> None:
@@ -92,6 +97,10 @@ class FolderSource(ImageSource):
             self.classes, self.labels = class_of_each(self._root, self._names)
         self.labelled = self.labels[0] is not None
 
+    def digest(self, start: int, stop: int) -> str:
+        """Return a digest of the ends of images `start..stop-1`."""
+        return hash_of(picture_ends(self._root / name) for name in self._names[start:stop])
+
     def read(self, start: int, stop: int) -> Iterator[RawImage]:
         """Yield images `start..stop-1`."""
         for index in range(start, stop):
@@ -128,13 +137,16 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
     return {name: tuple(texts) for name, texts in captions.items()}
 
 
+# Number of the tar, key, the image, and all fields of the sample.
+Sample: TypeAlias = tuple[int, str, Member, dict[str, Member]]
+
+
 class TarSource(ImageSource):
     """WebDataset tars: images, with a label `cls` and a caption `txt` if there are any."""
 
     def __init__(self, tars: list[Path]) -> None:
         self._tars = tars
-        # Number of the tar, key, the image, and all fields of the sample.
-        self._samples: list[tuple[int, str, Member, dict[str, Member]]] = []
+        self._samples: list[Sample] = []
         unlabelled = []
         self.captioned = True
         for number, path in enumerate(tars):
@@ -155,10 +167,29 @@ class TarSource(ImageSource):
         )
         self.fingerprint = digest_of([[path.name, path.stat().st_size] for path in tars])
 
+    def digest(self, start: int, stop: int) -> str:
+        """Return a digest of the ends of images `start..stop-1`, of their labels and captions."""
+
+        def parts() -> Iterator[bytes]:
+            for number, group in self._by_tar(start, stop):
+                with self._tars[number].open("rb") as archive:
+                    for _, key, image, fields in group:
+                        yield f"{key} {image.size}".encode(errors="replace")
+                        yield read_member(archive, image, PICTURE_BYTES)
+                        end = image.offset + max(0, image.size - PICTURE_BYTES)
+                        yield read_member(archive, image._replace(offset=end), PICTURE_BYTES)
+                        for field in sorted({"cls", "txt"} & fields.keys()):
+                            yield read_member(archive, fields[field])
+
+        return hash_of(parts())
+
+    def _by_tar(self, start: int, stop: int) -> Iterator[tuple[int, Iterator[Sample]]]:
+        """Yield the number of each tar and its samples among `start..stop-1`."""
+        return itertools.groupby(self._samples[start:stop], key=lambda sample: sample[0])
+
     def read(self, start: int, stop: int) -> Iterator[RawImage]:
         """Yield images `start..stop-1`."""
-        samples = self._samples[start:stop]
-        for number, group in itertools.groupby(samples, key=lambda sample: sample[0]):
+        for number, group in self._by_tar(start, stop):
             with self._tars[number].open("rb") as archive:
                 for _, key, image, fields in group:
                     name = f"{self._tars[number].name}: {key}"

@@ -73,11 +73,21 @@ def prepare(args: argparse.Namespace) -> None:
 def _write_shards(writer: StoreWriter) -> None:
     """Write the missing shards of this process, with a progress display on stderr."""
     group, source = process_group(), writer.source
+    console = Console(quiet=group.rank > 0, stderr=True)
+    own_shards = range(group.rank, writer.shards, group.world_size)
+    with console.progress("comparing the images of finished shards"):
+        changed, unknown = writer.forget_changed(own_shards)
+    if changed:
+        console.say(f"images of {changed} finished shards have changed: encoding them again")
+    if unknown:
+        console.say(
+            f"{unknown} shards of an earlier version are kept; they do not say whether their "
+            "images have changed since"
+        )
     missing = writer.missing()
-    shards = [number for number in missing if number % group.world_size == group.rank]
+    shards = [number for number in missing if number in own_shards]
     if not shards:
         return
-    console = Console(quiet=group.rank > 0, stderr=True)
     finished = writer.shards - len(missing)
     finished_text = f", {finished} finished before" if finished else ""
     console.say(f"{source.count:,} images in {writer.shards} shards{finished_text}")

@@ -12,7 +12,7 @@ import itertools
 import json
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,6 +81,7 @@ class ShardRecord:
     sha256: str
     sums: ShardSums
     skipped: tuple[tuple[str, str], ...]  # name and reason
+    source: str = ""  # digest of its images; shards of older versions lack it
 
 
 class ShardContent:
@@ -181,6 +182,34 @@ class StoreWriter:
                 f"{self.out} was started with {difference}; use the same, or a new folder",
             )
 
+    def forget_changed(self, numbers: Sequence[int]) -> tuple[int, int]:
+        """Make those of these shards unfinished whose images have changed since.
+
+        Returns:
+            How many they are, and how many shards of older versions cannot tell.
+        """
+        changed = unknown = 0
+        for number in numbers:
+            record = self._record(number)
+            if record is None:
+                continue
+            if not record.source:
+                unknown += 1
+            elif record.source != self._digest(number):
+                # The manifest goes first: it must not describe a store that is being changed.
+                (self.out / MANIFEST).unlink(missing_ok=True)
+                self._path(number).with_suffix(".json").unlink()
+                changed += 1
+        return changed, unknown
+
+    def _range(self, number: int) -> tuple[int, int]:
+        """Return the first image of a shard, and the one after its last."""
+        start = number * self.settings.shard
+        return start, min(start + self.settings.shard, self.source.count)
+
+    def _digest(self, number: int) -> str:
+        return self.source.digest(*self._range(number))
+
     def missing(self) -> list[int]:
         """Return the numbers of unfinished shards."""
         return [number for number in range(self.shards) if self._record(number) is None]
@@ -203,9 +232,8 @@ class StoreWriter:
 
     def write(self, number: int) -> Iterator[int]:
         """Encode one shard and write it; yield the number of images of each batch."""
-        start = number * self.settings.shard
-        stop = min(start + self.settings.shard, self.source.count)
-        content = ShardContent(self.vae.channels)
+        start, stop = self._range(number)
+        source, content = self._digest(number), ShardContent(self.vae.channels)
         with ThreadPoolExecutor(self.threads) as pool:
             cropped = crop_ahead(pool, self.source.read(start, stop), self.settings.size)
             while True:
@@ -224,6 +252,7 @@ class StoreWriter:
             sha256=hashlib.sha256(data).hexdigest(),
             sums=content.sums(tensors),
             skipped=tuple(content.skipped),
+            source=source,
         )
         atomic_write(self._path(number).with_suffix(".json"), json.dumps(asdict(record)) + "\n")
 
@@ -303,7 +332,7 @@ class StoreWriter:
             name, reason = skipped[0]
             raise DataError(
                 f"none of {self.source.count} images could be read; the first, {name}: {reason}; "
-                "repair them and give a new folder: this one does not read them again"
+                "repair them, and run the command again"
             )
         lowest = [record.sums.lowest for record in records if record.sums.lowest is not None]
         if lowest and min(lowest) > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from backbones.parsing import check_file, json_of
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.image_sources import ImageSource, digest_of
 from experiments.data.raw_images import RawImage
+from experiments.runtime.digest import hash_of, sampled
 
 # Common names of columns, the most frequent first.
 _COMMON_NAMES = {
@@ -29,6 +31,7 @@ class TableSource(ImageSource):
     """
 
     def __init__(self, files: list[Path], columns: Mapping[str, str | None]) -> None:
+        self._sampled = functools.cache(sampled)  # shards share tables
         self._groups: list[tuple[Path, int, int]] = []  # file, row group, number of rows
         self.count = 0
         for path in files:
@@ -62,6 +65,15 @@ class TableSource(ImageSource):
         # With columns that differ from the guess, the same files are other data.
         sizes = [[path.name, path.stat().st_size] for path in files]
         self.fingerprint = digest_of([*sizes, *overrides])
+
+    def digest(self, start: int, stop: int) -> str:
+        """Return a digest of blocks of the tables that hold rows `start..stop-1`."""
+        first_row, files = 0, []
+        for path, _, count in self._groups:
+            if first_row < stop and start < first_row + count and path not in files:
+                files.append(path)
+            first_row += count
+        return hash_of(map(self._sampled, files))
 
     def read(self, start: int, stop: int) -> Iterator[RawImage]:
         """Yield images `start..stop-1`."""

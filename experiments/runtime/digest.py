@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from experiments.runtime.files import atomic_write
 
 _BLOCK = 1 << 16
 _BLOCKS = 64
-_PICTURE_BYTES = 4096
+PICTURE_BYTES = 4096
 _PART = 500  # files that a thread reads at a time
 
 
@@ -53,14 +53,23 @@ def picture_ends(path: str | os.PathLike[str]) -> bytes:
         return b""
     try:
         size = os.fstat(file).st_size
-        content = os.pread(file, _PICTURE_BYTES, 0)
-        if size > _PICTURE_BYTES:
-            content += os.pread(file, _PICTURE_BYTES, max(_PICTURE_BYTES, size - _PICTURE_BYTES))
+        content = os.pread(file, PICTURE_BYTES, 0)
+        if size > PICTURE_BYTES:
+            content += os.pread(file, PICTURE_BYTES, max(PICTURE_BYTES, size - PICTURE_BYTES))
         return b"%d\n%b" % (size, content)
     except OSError:
         return b""
     finally:
         os.close(file)
+
+
+def hash_of(parts: Iterable[bytes]) -> str:
+    """Return a checksum of a sequence of byte strings."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(b"%d\n" % len(part))
+        digest.update(part)
+    return digest.hexdigest()[:16]
 
 
 class File(NamedTuple):

@@ -214,7 +214,7 @@ def write_table(path, pictures, **columns):
     table = pa.table({"image": images, "label": LABELS[: len(images)], **columns})
     info = {"info": {"features": {"label": {"names": CLASSES, "_type": "ClassLabel"}}}}
     table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
-    pq.write_table(table, path, row_group_size=2)
+    pq.write_table(table, path, row_group_size=2, compression="none")
 
 
 def test_tars_and_tables_give_what_the_folder_gives(folder, pictures, tmp_path, vae):
@@ -232,6 +232,37 @@ def test_tars_and_tables_give_what_the_folder_gives(folder, pictures, tmp_path, 
     assert run(table, tmp_path / "c", vae) == 0  # the same source as one file
     for source in (open_source(tars), open_source(table)):
         assert source.captioned and [raw.captions for raw in source.read(2, 6)] == [(text,) for text in captions[2:6]]
+
+
+@pytest.mark.parametrize("kind", ["folder", "tars", "table"])
+def test_images_that_were_replaced_are_encoded_again(pictures, tmp_path, vae, kind, capsys):
+    def write(images):
+        source = tmp_path / "images"
+        if kind == "tars":
+            return write_pictures(source, images, LABELS)
+        if kind == "table":
+            write_table(tmp_path / "images.parquet", images)
+            return tmp_path / "images.parquet"
+        for name, data in images.items():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes(data)
+        return source
+
+    # A download that is broken, in the last of three shards, and its repair of the same size.
+    last = "things/house.png"
+    assert run(write(pictures | {last: b"<html>".ljust(len(pictures[last]))}), tmp_path / "out", vae) == 0
+    assert "skipped   1" in capsys.readouterr().out
+    first = (tmp_path / "out/shard-00000.safetensors").stat().st_mtime_ns
+    source = write(pictures)
+    assert run(source, tmp_path / "out", vae) == run(source, tmp_path / "fresh", vae) == 0
+    assert "images of" in capsys.readouterr().err
+    assert content(tmp_path / "out") == content(tmp_path / "fresh")
+    assert (tmp_path / "out/skipped.txt").read_text() == ""
+    assert kind == "table" or (tmp_path / "out/shard-00000.safetensors").stat().st_mtime_ns == first
+    note = tmp_path / "out/shard-00000.json"
+    note.write_text(json.dumps({key: value for key, value in json.loads(note.read_text()).items() if key != "source"}))
+    assert run(source, tmp_path / "out", vae) == 0  # as after an earlier version
+    assert "1 shards of an earlier version are kept" in capsys.readouterr().err
 
 
 def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
