@@ -29,7 +29,8 @@ SMALL = (
 
 def overrides(runs: Path, *more: str) -> list[str]:
     """Return the overrides of a small run below `runs`; later ones win."""
-    return [*SMALL, f"paths.runs={runs}", *more]
+    words = [*SMALL, f"paths.runs={runs}", *more]
+    return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def small(runs: Path, *more: str) -> Config:
