@@ -89,7 +89,7 @@ def test_a_multirun_trains_each_run_on_two_ranks_and_ends_with_one_that_failed_o
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("-m: 2 of 2 runs are done") == 1, "said once, by the first rank"
     with locked(small(tmp_path).folder):  # the first rank alone is refused; the other one waits for it
-        done = torchrun("-m", *words, "train.steps=4", "seed=0,1")
+        done = torchrun("-m", *overrides(tmp_path, "log=tensorboard", "train.steps=4"), "seed=0,1")
     assert done.returncode != 0 and "is being written by process" in done.stderr
     assert "0 of 2 runs are done" in done.stdout, "the next run did not begin"
 
