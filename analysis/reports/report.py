@@ -83,7 +83,7 @@ def _data_uri(content: bytes, kind: str) -> str:
 
 def _grids(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """Return the last sample grid of the lowest seed of each variant, with the run's name."""
-    grids = []
+    grids: list[tuple[str, str]] = []
     first = runs.sort_values("seed").drop_duplicates(["group", "variant"])
     for run, path in first.sort_index()[["run", "path"]].itertuples(index=False):
         picture = Path(path) / "samples" / "final.png"
