@@ -40,7 +40,7 @@ PAPER_COLOUR = "#6b6b6b"
 DENSE_COLOUR = "#555555"
 # Widths of one and of two columns of a paper, in inches: figures are drawn at the size of print.
 SINGLE, DOUBLE = 3.3, 6.8
-_FURTHER_COLOURS = ("#882255", "#44AA99", "#332288", "#999933", "#AA4499", "#117733")
+FURTHER_COLOURS = ("#882255", "#44AA99", "#332288", "#999933", "#AA4499", "#117733")
 _LINE_STYLES = [(0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1))]
 _MARKERS = ["^", "D", "v", "P", "X"]
 # A signed quantity: blue is better than dense, red is worse (ColorBrewer's RdBu, safe for
@@ -56,7 +56,7 @@ styled = mpl_style.context(STYLE, after_reset=True)
 def colour(backbone: str) -> str:
     """Return a backbone's colour; one that is not listed gets a fixed colour by its name."""
     number = sum(map(ord, backbone))
-    return COLOURS.get(backbone, _FURTHER_COLOURS[number % len(_FURTHER_COLOURS)])
+    return COLOURS.get(backbone, FURTHER_COLOURS[number % len(FURTHER_COLOURS)])
 
 
 def line(variant: str) -> dict[str, Any]:

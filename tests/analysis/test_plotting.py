@@ -1,9 +1,9 @@
 """`analysis.plot` draws the numbers that a loop gives, and the recipes of docs/dataframe.md run as printed."""
 
+import itertools
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from analysis_runs import write_pairs
@@ -50,15 +50,41 @@ def test_differences_are_paired_by_seed(scores):
     assert set(plot.data["route"]) == {"2-8"}
 
 
-def test_the_bootstrap_is_one_of_seeds_and_repeats(scores):
-    first, second = (analysis.plot(scores, y="accuracy", bootstrap=500).data for _ in range(2))
-    pd.testing.assert_frame_equal(first, second)
-    part = scores[(scores["key"] == "accuracy") & (scores["backbone"] == "dit") & (scores["route"] == "none")]
-    values = part[part["step"] == 400]["value"].to_numpy(float)
-    row = first.query("backbone == 'dit' and route == 'none' and step == 400").iloc[0]
-    assert values.min() <= row["low"] <= values.mean() <= row["high"] <= values.max()
-    # Of 27 equally likely resamples of three one is the smallest value alone: more than 2.5 %.
-    assert row["low"] == pytest.approx(np.sort(values)[0])
+@pytest.mark.parametrize(
+    ("curves", "panels"),
+    [
+        ({"first": ["none"], "second": ["2-8"], "third": ["none", "0-8"]}, ["first", "second", "third"]),
+        ({"a": [f"{start}-{start + 4}" for start in range(14)]}, ["a"]),
+        ({f"a label of a group in many words, scale {part}": ["none", "2-8"] for part in range(5)}, None),
+        ({"a": [f"SPRINT 2-8@0.75, selection=quad, path_drop=0.{part}" for part in range(6)]}, ["a"]),
+    ],
+    ids=["other curves in each panel", "more curves than colours", "long titles", "long labels"],
+)
+def test_every_curve_is_in_the_legend_and_no_text_covers_another(curves, panels):
+    rows = []
+    for panel, routes in curves.items():
+        for route in routes:
+            for step in (10, 20, 30, 40):
+                rows.append({"panel": panel, "route": route, "step": step, "seed": 0, "fd": 1000.5 * step})
+    figure = analysis.plot(pd.DataFrame(rows), col="panel").figure
+    drawn = [ax for ax in figure.axes if ax.get_visible()]
+    (legend,) = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == list(dict.fromkeys(route for routes in curves.values() for route in routes))
+    looks = [(line.get_color(), line.get_marker()) for line in legend.get_lines()]
+    assert len(set(looks)) == len(labels)
+    if panels:
+        assert [ax.get_title("left") for ax in drawn] == panels
+    figure.canvas.draw()
+    boxes = [legend.get_window_extent()]
+    for ax in drawn:
+        assert ax.get_position().height * figure.get_figheight() > 1  # inches
+        low, high = ax.get_xlim()
+        ticks = [text for text in ax.get_xticklabels() if low <= text.get_position()[0] <= high]
+        texts = [ax._left_title, ax.xaxis.label, *ticks]
+        boxes += [text.get_window_extent() for text in texts if text.get_text()]
+    assert not [(one, other) for one, other in itertools.combinations(boxes, 2) if one.overlaps(other)]
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
 
 def test_a_step_that_a_seed_lacks_is_not_drawn(scores):
