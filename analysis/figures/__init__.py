@@ -22,7 +22,6 @@ from analysis.registry import builders
 FIGURES = builders(
     __name__,
     {
-        "overview": "sample_grids:overview",
         "convergence": "convergence:convergence",
         "step_penalty": "penalties:step_penalty",
         "equal_macs": "equal_macs:equal_macs",

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from analysis.comparison.aggregation import DENSE, ENOUGH_SEEDS
+from analysis.comparison.aggregation import DENSE
 from analysis.comparison.groups import Group, Variant
 from analysis.comparison.results import Results
 from analysis.figures import style
@@ -40,28 +40,6 @@ def seeds_text(variant: Variant, means: pd.DataFrame) -> str:
     return f"n={drawn} of {scored}" if scored > drawn else f"n={drawn}"
 
 
-def paired_curves(dense: Variant, routed: Variant) -> list[Curve]:
-    """Return both variants with their scores by step, of the same seeds at every point drawn.
-
-    Of the seeds that both share those count that were scored on the way, where they are three or
-    all. A variant that was scored once after the same number of steps is a single point.
-    """
-    dense_scores, routed_scores = _scores_by_seed(dense), _scores_by_seed(routed)
-    common, on_the_way = [], []
-    for seed, scores in dense_scores.items():
-        if seed in routed_scores:
-            common.append(seed)
-            if max(len(scores), len(routed_scores[seed])) > 1:
-                on_the_way.append(seed)
-    seeds = on_the_way if len(on_the_way) >= min(ENOUGH_SEEDS, len(common)) else common
-    curves = []
-    for variant, by_seed in ((dense, dense_scores), (routed, routed_scores)):
-        means = _means(by_seed, seeds)
-        if len(means):
-            curves.append((variant, means))
-    return curves
-
-
 def _means(scores: dict[int, pd.DataFrame], seeds: Sequence[int]) -> pd.DataFrame:
     """Return the mean over seeds at the steps that all of them were scored at."""
     if not seeds:
@@ -70,26 +48,6 @@ def _means(scores: dict[int, pd.DataFrame], seeds: Sequence[int]) -> pd.DataFram
     statistics = {"mean": ("value", "mean"), "std": ("value", "std"), "n": ("value", "size")}
     means = points.groupby("step").agg(macs=("macs", "mean"), **statistics)
     return means[means["n"] == len(seeds)].reset_index()
-
-
-def _scores_by_seed(variant: Variant) -> dict[int, pd.DataFrame]:
-    """Return every seed's `step`, `macs` and `value`, of all runs of that seed."""
-    curves: dict[int, list[pd.DataFrame]] = {}
-    runs = variant.runs.sort_values("step")[["seed", "path"]].dropna()
-    for seed, path in runs.itertuples(index=False):
-        curve = variant.history(path)
-        if curve is not None:
-            curves.setdefault(int(seed), []).append(curve)
-    scores = {}
-    for seed, parts in curves.items():
-        # After one number of steps the longest run counts.
-        scores[seed] = pd.concat(parts).drop_duplicates("step", keep="last").sort_values("step")
-    return scores
-
-
-def cost_known(curves: Iterable[Curve]) -> bool:
-    """Return whether all logged their multiply-adds."""
-    return all(means["macs"].notna().any() for _, means in curves)
 
 
 def point_count(curves: Iterable[Curve]) -> int:
@@ -139,9 +97,6 @@ def convergence(results: Results) -> Plot | None:
     data = pd.concat(rows, ignore_index=True)
     shared = shared_label(group.label for group, _ in pairs)
     return Plot.of("convergence", figure, data, names=shared, seeds=SEEDS_NOTE, more=more)
-
-
-# --- parts that the overview shares ---------------------------------------------------------------
 
 
 def axis_label(metric: str) -> str:

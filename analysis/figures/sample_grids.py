@@ -1,4 +1,4 @@
-"""Sample grids of dense and routed runs, alone and below their convergence (the overview)."""
+"""Sample grids of dense and routed runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,21 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from PIL import Image
 
-from analysis.comparison.aggregation import DENSE
 from analysis.comparison.groups import Group, Variant
 from analysis.comparison.results import Results
 from analysis.figures import style
-from analysis.figures.convergence import (
-    SEEDS_NOTE,
-    Curve,
-    axis_label,
-    cost_known,
-    draw_curve,
-    is_wide,
-    paired_curves,
-    point_count,
-    set_scales,
-)
 from analysis.figures.style import Plot, styled
 from analysis.runs.grouping import shared_label, short_labels
 from analysis.runs.run_files import class_names
@@ -50,14 +38,6 @@ class SampleGrid(NamedTuple):
     variant: Variant
     run: dict[Any, Any]
     image: np.ndarray
-
-
-class Panel(NamedTuple):
-    """A group's curves and sample grids, dense and routed."""
-
-    group: Group
-    curves: list[Curve]
-    grids: list[SampleGrid]
 
 
 def picture(run: str | Path) -> np.ndarray | None:
@@ -214,81 +194,3 @@ def _grid_row(group: Group, grid: SampleGrid) -> dict[str, Any]:
     row = {"panel": group.label, "variant": grid.variant.name, "step": grid.run["step"]}
     row |= {"run": grid.run["run"], "seed": grid.run["seed"]}
     return {**row, "score": grid.run.get(f"score.{group.metric}"), "metric": group.metric}
-
-
-@styled
-def overview(results: Results) -> Plot | None:
-    """Draw scores against cost above samples, dense and routed, per backbone; None without both.
-
-    All columns are of one configuration after one number of steps: those that the most backbones
-    share, of these the ones with the most seeds and points, then the longest.
-    """
-    pages: dict[tuple[str, float], dict[str, Panel]] = {}
-    for group in results.groups:
-        panel = _overview_panel(group)
-        if panel is None:
-            continue
-        page = pages.setdefault((group.shared_config, panel.curves[0][0].step), {})
-        rival = page.get(group.backbone)
-        if rival is None or point_count(panel.curves) > point_count(rival.curves):
-            page[group.backbone] = panel
-    if not pages:
-        return None
-    (_, steps), page = max(pages.items(), key=_page_rank)
-    return _draw_overview(list(page.values()), steps)
-
-
-def _overview_panel(group: Group) -> Panel | None:
-    dense, routed = group.pair()
-    if dense is None or routed is None:
-        return None
-    curves, grids = paired_curves(dense, routed), comparable_grids(group)
-    if not (len(curves) == len(grids) == 2 and cost_known(curves)):
-        return None
-    grid_steps = {grid.run["step"] for grid in grids}
-    curve_steps = {variant.step for variant, _ in curves}
-    return Panel(group, curves, grids) if grid_steps == curve_steps else None
-
-
-def _page_rank(item: tuple[tuple[str, float], dict[str, Panel]]) -> tuple[int, int, float]:
-    (_, steps), page = item
-    return len(page), sum(point_count(panel.curves) for panel in page.values()), steps
-
-
-def _draw_overview(panels: list[Panel], steps: float) -> Plot:
-    tall = height(panels[0].grids, len(panels))
-    heights = [1.75, tall / 2, tall / 2]
-    figure, axes = style.canvas(
-        sum(heights) + 0.9, 3, len(panels), sharey="row", height_ratios=heights
-    )
-    log = is_wide(curve for panel in panels for curve in panel.curves)
-    data: list[pd.DataFrame] = []
-    for (group, curves, grids), column in zip(panels, axes.T, strict=True):
-        top, tint = column[0], style.colour(group.backbone)
-        for variant, means in curves:
-            draw_curve(top, group, variant, means, means["macs"], _name(variant))
-            columns = {"backbone": group.backbone, "variant": variant.name, "of": group.label}
-            data.append(means.assign(**columns))
-        top.set_title(group.model, color=tint)
-        top.set_xlabel("training multiply-adds")
-        set_scales(top, "macs", log)
-        top.legend(loc="best")
-        for ax, grid in zip(column[1:], grids, strict=True):
-            show(ax, grid, labelled=grid is grids[-1])
-            text = f"{_name(grid.variant)}, step {grid.run['step']}, seed {grid.run['seed']}"
-            ax.set_title(text, color=tint, fontsize=7.5, fontweight="normal")
-    metric = panels[-1].group.metric
-    axes[0][0].set_ylabel(axis_label(metric))
-    return Plot.of(
-        "overview",
-        figure,
-        pd.concat(data, ignore_index=True),
-        names=shared_label(panel.group.label for panel in panels),
-        steps=steps,
-        metric=metric_label(metric),
-        seeds=SEEDS_NOTE,
-    )
-
-
-def _name(variant: Variant) -> str:
-    return DENSE if variant.name == DENSE else f"route {variant.name}"

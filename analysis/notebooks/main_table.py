@@ -12,7 +12,7 @@ from analysis.comparison.results import Results
 from analysis.reports import answers, notebook_files
 
 results = Results.of(notebook_files.runs_folder(RUNS))
-analysis.figures.make("overview", results) or analysis.figures.make("convergence", results)
+analysis.figures.make("convergence", results)
 
 # %%
 analysis.tables.make("main", results).only(ours=True)

@@ -224,15 +224,13 @@ def test_figures_that_the_runs_do_not_give_are_none_and_unknown_ones_refused(tmp
 def test_runs_that_logged_no_cost_are_drawn_over_their_steps_alone(tmp_path):
     for run in write_pairs(tmp_path, samples=True):
         (run / "metrics.jsonl").unlink()
-    # Their axis is the cost: an empty one has no place on it for scores over a wide range.
-    assert figures.make("overview", tmp_path) is None
     plot = figures.make("convergence", tmp_path)
     said = [ax.get_xlabel().split("\n")[1] for ax in plot.figure.axes[:2]]
     assert "to dense best" in said[0] and said[1] == "cost not logged"
     assert plot.png(dpi=40).startswith(b"\x89PNG")
 
 
-def test_no_line_of_samples_and_no_overview_mixes_configurations_or_lengths(tmp_path):
+def test_no_line_of_samples_mixes_configurations_or_lengths(tmp_path):
     write_pairs(tmp_path, ("dit", "mamba"), samples=True)
     # Longer, at a rate that the other backbone lacks, and without dense runs.
     write_pairs(tmp_path, seeds=4, samples=True, train__steps=800, train__lr=1e-4)
@@ -246,12 +244,6 @@ def test_no_line_of_samples_and_no_overview_mixes_configurations_or_lengths(tmp_
         lines.setdefault(line // 2, set()).add(title)
     assert sorted(len(titles) for titles in lines.values()) == [2, 4] and "flow" not in str(lines)
     assert all(len({"step 800" in title for title in titles}) == 1 for titles in lines.values())
-    overview = figures.make("overview", tmp_path)
-    assert len({ax.get_ylim() for ax in overview.figure.axes[:2]}) == 1  # one range for all backbones
-    assert "400 steps" in overview.caption and set(overview.data["backbone"]) == {"dit", "mamba"}
-    assert overview.data["step"].max() == 400 and "lr" not in set(overview.data["of"])
-    legend = [text.get_text() for text in overview.figure.axes[0].get_legend().get_texts()]
-    assert legend == ["dense (n=3)", "route 2-8 (n=3)"]
 
 
 def test_a_curve_over_rates_is_of_one_recipe_and_one_number_of_steps(tmp_path):
