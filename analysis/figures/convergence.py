@@ -1,13 +1,13 @@
 """Convergence against steps and multiply-adds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from analysis.comparison.aggregation import DENSE
+from analysis.comparison.aggregation import DENSE, ENOUGH_SEEDS, estimates
 from analysis.comparison.groups import Group, Variant
 from analysis.comparison.results import Results
 from analysis.figures import style
@@ -18,20 +18,37 @@ from analysis.tables.speedup import reach, speedup
 
 COSTS = (("step", "training steps"), ("macs", "training multiply-adds"))
 _MOST_GROUPS = 5  # on one page
-SEEDS_NOTE = '"n=3 of 5": the others were scored at their end alone.'
-# A variant with the mean of its scores at every step: columns step, macs, mean, std, n.
+# A variant with the mean of its scores: columns step, macs, mean, std, low, high, n.
 Curve = tuple[Variant, pd.DataFrame]
 
 
-def mean_curve(variant: Variant) -> pd.DataFrame:
-    """Return a variant's mean over seeds at every step that all seeds were scored at.
+def paired_seeds(dense: Variant, routed: Variant) -> list[int]:
+    """Return the seeds whose dense and routed runs were both scored more than once.
 
-    Seeds that were scored at their end alone say nothing about the way there, and are left out
-    where others were scored more often.
+    Those that were scored at their end alone say nothing about the way there.
     """
-    on_the_way = {seed: curve for seed, curve in variant.curves.items() if len(curve) > 1}
-    curves = on_the_way or variant.curves
-    return _means(curves, list(curves))
+    seeds = []
+    for seed, curve in dense.curves.items():
+        if len(curve) > 1 and len(routed.curves.get(seed, ())) > 1:
+            seeds.append(seed)
+    return seeds
+
+
+def paired_curves(dense: Variant, routed: Variant) -> list[Curve]:
+    """Return both variants' means over the same seeds, at the steps that all of them have.
+
+    No curves where a variant has fewer than two points.
+    """
+    seeds = paired_seeds(dense, routed)
+    curves = []
+    for variant in (dense, routed) if seeds else ():
+        points = pd.concat([variant.curves[seed] for seed in seeds], ignore_index=True)
+        means = estimates(points, ["step"], "value")
+        means = means.merge(points.groupby("step")["macs"].mean().reset_index(), on="step")
+        means = means[means["n"] == len(seeds)].sort_values("step")
+        if len(means) > 1:
+            curves.append((variant, means))
+    return curves if len(curves) == 2 else []
 
 
 def seeds_text(variant: Variant, means: pd.DataFrame) -> str:
@@ -40,31 +57,18 @@ def seeds_text(variant: Variant, means: pd.DataFrame) -> str:
     return f"n={drawn} of {scored}" if scored > drawn else f"n={drawn}"
 
 
-def _means(scores: dict[int, pd.DataFrame], seeds: Sequence[int]) -> pd.DataFrame:
-    """Return the mean over seeds at the steps that all of them were scored at."""
-    if not seeds:
-        return pd.DataFrame()
-    points = pd.concat([scores[seed] for seed in seeds], ignore_index=True)
-    statistics = {"mean": ("value", "mean"), "std": ("value", "std"), "n": ("value", "size")}
-    means = points.groupby("step").agg(macs=("macs", "mean"), **statistics)
-    return means[means["n"] == len(seeds)].reset_index()
-
-
 def point_count(curves: Iterable[Curve]) -> int:
     """Return the number of scores behind curves."""
     return sum(len(means) * int(means["n"].iloc[0]) for _, means in curves)
 
 
 def _pairs(results: Results) -> list[tuple[Group, list[Curve]]]:
-    """Return every group whose dense runs and guideline's route were scored more than once."""
+    """Return every group whose dense runs and guideline's route share seeds scored on the way."""
     pairs = []
     for group in results.groups:
-        curves = []
-        for variant in (group.baseline, group.guideline()):
-            means = mean_curve(variant) if variant else pd.DataFrame()
-            if variant and len(means) > 1:
-                curves.append((variant, means))
-        if len(curves) == 2:
+        dense, routed = group.baseline, group.guideline()
+        curves = paired_curves(dense, routed) if dense and routed else []
+        if curves:
             pairs.append((group, curves))
     return pairs
 
@@ -96,7 +100,7 @@ def convergence(results: Results) -> Plot | None:
             rows.append(means.assign(panel=group.label, variant=variant.name, metric=group.metric))
     data = pd.concat(rows, ignore_index=True)
     shared = shared_label(group.label for group, _ in pairs)
-    return Plot.of("convergence", figure, data, names=shared, seeds=SEEDS_NOTE, more=more)
+    return Plot.of("convergence", figure, data, names=shared, more=more)
 
 
 def axis_label(metric: str) -> str:
@@ -107,15 +111,12 @@ def axis_label(metric: str) -> str:
 def draw_curve(
     ax: Axes, group: Group, variant: Variant, means: pd.DataFrame, x: pd.Series, label: str
 ) -> None:
-    """Draw a variant's mean over seeds and, as a band, its standard deviation."""
+    """Draw a variant's mean over seeds with its 95 % band, from three seeds on."""
     shade = style.DENSE_COLOUR if variant.name == DENSE else style.colour(group.backbone)
     label = f"{label} ({seeds_text(variant, means)})"
     ax.plot(x, means["mean"], color=shade, label=label, **style.line(variant.name))
-    spread = means["std"].fillna(0.0)
-    if len(means) == 1:  # a band of no width would not be seen
-        ax.errorbar(x, means["mean"], yerr=spread, color=shade, capsize=2, elinewidth=0.8)
-    low, high = means["mean"] - spread, means["mean"] + spread
-    ax.fill_between(x, low, high, color=shade, alpha=0.15, linewidth=0)
+    if means["n"].max() >= ENOUGH_SEEDS:
+        ax.fill_between(x, means["low"], means["high"], color=shade, alpha=0.15, linewidth=0)
 
 
 def is_wide(curves: Iterable[Curve]) -> bool:
@@ -145,7 +146,7 @@ def set_scales(ax: Axes, key: str, log: bool) -> None:
 def _draw_arrow(ax: Axes, group: Group, curves: list[Curve], key: str) -> str:
     """Draw how much earlier the route is at the dense run's best score; return it in words."""
     (dense, dense_means), (routed, _) = curves
-    spent = reach(group, dense, routed)
+    spent = reach(group, dense, routed).loc[paired_seeds(dense, routed)]
     factor = speedup(spent, key)
     scores = dense_means["mean"]
     best = scores.min() if group.better == "lower" else scores.max()

@@ -8,6 +8,7 @@ import pytest
 from analysis_runs import METRIC, append, lines, score, similarity_map, write, write_pairs
 from matplotlib.text import Text
 from PIL import Image
+from scipy import stats
 
 import analysis
 from analysis import figures
@@ -64,6 +65,34 @@ def test_a_mean_curve_has_the_same_seeds_at_every_step_and_of_two_runs_of_a_seed
         for _, means in paired_curves(*group.pair()):
             assert means["step"].tolist() == [100, 200, 300] and set(means["n"]) == {3}
             assert means["mean"].tolist() == pytest.approx([1000 / 3] * 3)  # 300, 300, and 400 of the longer
+
+
+@pytest.mark.parametrize(
+    ("dense", "routed", "seeds"),
+    [
+        ({0: 4, 1: 4, 2: 4}, {0: 4, 1: 4, 2: 4}, [0, 1, 2]),
+        ({0: 4, 1: 1, 2: 1}, {0: 4, 1: 4, 2: 4}, [0]),  # others scored at their end alone
+        ({0: 4, 1: 4}, {1: 4, 2: 4}, [1]),  # others have no partner
+        ({0: 4}, {1: 4}, None),
+        ({0: 4, 1: 4}, {0: 1, 1: 1}, None),
+    ],
+)
+def test_convergence_draws_the_same_seeds_dense_and_routed(dense, routed, seeds, tmp_path):
+    for route, scored in (("none", dense), ("2-8", routed)):
+        for seed, evaluations in scored.items():
+            write(tmp_path, route=route, seed=seed, evaluations=evaluations)
+    plot = figures.make("convergence", tmp_path)
+    if seeds is None:
+        assert plot is None
+        return
+    scores = analysis.scores(tmp_path).query("key == 'fd' and seed in @seeds")
+    for variant, drawn in plot.data.groupby("variant"):
+        values = scores[(scores["variant"] == variant) & (scores["step"] == 200)]["value"].to_numpy(float)
+        point = drawn[drawn["step"] == 200].iloc[0]
+        assert (point["mean"], point["n"]) == (pytest.approx(values.mean()), len(seeds))
+        if len(seeds) > 1:
+            half = stats.t.ppf(0.975, len(seeds) - 1) * stats.sem(values)
+            assert point["high"] - point["mean"] == pytest.approx(half)
 
 
 def test_rate_and_guidance_draw_the_data_of_the_runs(made_runs):

@@ -75,15 +75,31 @@ def test_two_seeds_are_in_the_figure_alone(tmp_path):
     assert analysis.figures.make("step_penalty", tmp_path) is not None
 
 
-def test_the_figure_has_the_line_of_equal_cost_and_open_marks_of_censored_seeds(pairs):
+def test_the_figure_has_the_line_of_equal_cost_and_arrows_above_the_bound_of_censored_seeds(pairs):
     plot = analysis.figures.make("step_penalty", pairs)
     first, second = (ax for ax in plot.figure.axes if ax.get_visible())
     m = 1 - 7 / 12 * 0.5 * 0.98
     for ax in (first, second):
         dotted = [line for line in ax.lines if line.get_linestyle() == ":"]
         assert dotted[0].get_ydata()[0] == pytest.approx(1 / m, rel=1e-6)
-    triangles = [line for line in second.lines if line.get_marker() == "^"]
-    assert len(triangles[0].get_xdata()) == plot.data.query("group.str.startswith('mamba')")["censored"].sum()
+    censored = plot.data.query("censored and group.str.startswith('mamba')")
+    bars = [line for line in second.lines if line.get_marker() == "_"]
+    assert [bar.get_xydata().tolist() for bar in bars] == [[list(row)] for row in censored[["step", "bound"]].to_numpy()]
+    arrows = [(text.xyann, text.xy) for text in second.texts]
+    assert arrows == [(tuple(row), (row[0], 1)) for row in censored[["step", "bound"]].to_numpy().tolist()]
+    (legend,) = plot.figure.legends
+    labels = {text.get_text() for text in legend.get_texts()}
+    assert labels == {"s, mean over seeds", "1/m: equal multiply-adds", "censored: s is above the bar"}
+
+
+def test_no_line_leads_over_a_step_without_a_mean(tmp_path):
+    logged(write(tmp_path, "dit", "none", 0), 1.0)
+    heldout_losses(write(tmp_path, "dit", "2-8", 0), {50: 0.6, 100: 0.5, 200: 0.45})
+    plot = analysis.figures.make("step_penalty", tmp_path)
+    (line,) = [line for line in plot.figure.axes[0].lines if line.get_marker() == "s"]
+    drawn = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    censored = plot.data[plot.data["censored"]]["step"]
+    assert len(censored) and all(math.isnan(drawn[step]) for step in censored)
     assert {"step", "seed", "s", "m", "sm", "censored", "bound"} <= set(plot.data)
 
 
