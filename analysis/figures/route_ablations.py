@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import FancyBboxPatch
 
-from analysis.comparison.aggregation import BETTER, ENOUGH_SEEDS, number_range, paired, verdict
+from analysis.comparison.aggregation import ENOUGH_SEEDS, number_range, paired
 from analysis.comparison.groups import Group, Variant
 from analysis.comparison.results import Results
 from analysis.figures import style
@@ -23,7 +23,7 @@ from analysis.tables.entries import gap, metric_decimals, metric_label
 from backbones.cost import cost as count_cost
 
 # A route of one panel: panel, backbone, metric, depth, sign, route, delta, low, high, n, score,
-# step, best.
+# step.
 RouteRow = dict[str, Any]
 _COLUMNS = 2
 
@@ -35,7 +35,6 @@ def _placements(group: Group) -> list[RouteRow]:
     variants = half_rate_routes(group)
     panel: RouteRow = {"panel": group.label, "backbone": group.backbone, "metric": group.metric}
     panel |= {"depth": group.depth, "sign": 1 if group.better == "lower" else -1}
-    best = _best_route(group, variants)
     rows = []
     for route, variant in variants.items():
         difference, score = gap(variant, group.baseline, group.metric), variant.estimate()
@@ -43,29 +42,15 @@ def _placements(group: Group) -> list[RouteRow]:
             continue
         row = {**panel, "route": route, "delta": difference.mean, "low": difference.low}
         row |= {"high": difference.high, "n": difference.n, "score": score.mean}
-        rows.append({**row, "step": int(variant.step), "best": route == best})
+        rows.append({**row, "step": int(variant.step)})
     return sorted(rows, key=lambda row: span_order(row["route"]))
-
-
-def _best_route(group: Group, variants: dict[str, Variant]) -> str | None:
-    """Return the route that is significantly better than every other one; None if none is.
-
-    Its paired 95 % interval to each other route, over three seeds or more, excludes zero. The mean
-    of one seed or of overlapping routes makes none of them the best.
-    """
-    for route, variant in variants.items():
-        rivals = [rival for name, rival in variants.items() if name != route]
-        differences = [gap(variant, rival, group.metric) for rival in rivals]
-        if rivals and all(d and verdict(d, group.better) == BETTER for d in differences):
-            return route
-    return None
 
 
 def _paper_placements() -> list[RouteRow]:
     panel: RouteRow = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper"}
     panel |= {"metric": "FID-5K", "depth": 12, "sign": 1, "step": 400_000}
-    # The paper publishes neither seeds nor a spread, so that no route of it is marked.
-    panel |= {"n": None, "low": None, "high": None, "best": False}
+    # The paper publishes neither seeds nor a spread.
+    panel |= {"n": None, "low": None, "high": None}
     rows = []
     for row in paper.rows("placement"):
         rows.append({**panel, "route": row["route"], "delta": row["delta"], "score": row["fid"]})
@@ -74,16 +59,19 @@ def _paper_placements() -> list[RouteRow]:
 
 @styled
 def placement(results: Results) -> Plot | None:
-    """Draw every group with two or more routes beside the paper's figure; else None."""
+    """Draw every group with two or more routes, beside the paper's figure where it matches."""
     panels = []
+    has_paper = False
     for group in results.groups:
         rows = _placements(group)
         if len(rows) > 1:
             panels.append(rows)
+            has_paper = has_paper or paper.matches(group, "placement")
     if not panels:
         return None
     names = short_labels(panel[0]["panel"] for panel in panels)
-    panels.append(_paper_placements())
+    if has_paper:
+        panels.append(_paper_placements())
     all_rows = []
     for panel in panels:
         all_rows += panel
@@ -129,8 +117,6 @@ def _draw_placements(ax: Axes, rows: list[RouteRow], lines: dict[str, int], larg
         _draw_bar(ax, route, y, facecolor=shade, edgecolor="#555555")
         text = _placement_text(row, usual_step)
         ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
-        if row["best"]:
-            style.centred(ax, -0.9, y, "\u2605", fontsize=9, color="#E69F00")
     seeds = [row["n"] for row in rows if row["n"] is not None]
     seeds_text = f", n={number_range(seeds)}" if seeds else ""
     ax.set(xlim=(-1.4, depth * 1.4), yticks=[])
@@ -167,15 +153,17 @@ def _draw_bar(ax: Axes, route: str, y: int, **look: Any) -> None:
 
 @styled
 def rate(results: Results) -> Plot | None:
-    """Draw the paired difference to dense by rate beside the paper's, of two or more rates.
+    """Draw the paired difference to dense by rate, beside the paper's where it matches.
 
     None where no group has two rates on one span and dense runs of the same seeds and steps.
     """
     rows = []
+    has_paper = False
     for group in results.groups:
         for span, variants in single_routes(group).items():
             if len(variants) > 1:
                 rows += _rate_rows(group, span, variants)
+                has_paper = has_paper or paper.matches(group, "rate")
     if not rows:
         return None
     frame = pd.DataFrame(rows)
@@ -183,11 +171,12 @@ def rate(results: Results) -> Plot | None:
     metrics = list(dict.fromkeys(frame["metric"]))
     # The longest legend stands below the panels.
     legend = frame.drop_duplicates(["metric", "panel", "span"])["metric"].value_counts().max()
-    figure, axes = style.canvas(2.3 + 0.13 * legend, 1, len(metrics) + 1)
+    figure, axes = style.canvas(2.3 + 0.13 * legend, 1, len(metrics) + has_paper)
     for ax, metric in zip(axes[0], metrics, strict=False):
         _draw_rates(ax, frame[frame["metric"] == metric], names)
-        ax.set(title="Ours", ylabel=f"\u0394 {metric_label(metric)}")
-    _draw_paper_rates(axes[0][-1])
+        ax.set(title="Ours" if has_paper else "", ylabel=f"\u0394 {metric_label(metric)}")
+    if has_paper:
+        _draw_paper_rates(axes[0][-1])
     for ax in axes[0]:
         ax.axhline(0, color=style.DENSE_COLOUR, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
         ax.set(xlabel="share of tokens that skip")

@@ -8,7 +8,7 @@ from analysis.comparison.aggregation import DENSE
 from analysis.comparison.groups import Group, Variant
 from analysis.comparison.results import Results
 from analysis.tables import entries, paper
-from analysis.tables.table import PAIRED, Column, RowValues, Table, Value, build, published
+from analysis.tables.table import PAIRED, Column, Entry, RowValues, Table, Value, build, published
 
 # A value of the axis, its name, its variant (None: not run).
 AxisRows = list[tuple[object, str, Variant | None]]
@@ -43,7 +43,7 @@ def _placement(group: Group) -> AxisRows:
     if len(variants) < 2:
         return []
     spans = dict.fromkeys(variants)
-    if group.depth == 12:
+    if group.depth == 12 and paper.matches(group, "placement"):
         spans.update(dict.fromkeys(paper.table("placement")["route"]))
     rows: AxisRows = [(DENSE, DENSE, group.baseline)]
     for span in sorted(spans, key=span_order):
@@ -53,12 +53,13 @@ def _placement(group: Group) -> AxisRows:
 
 def _rate(group: Group) -> AxisRows:
     rows: AxisRows = []
+    paper_rates = _PAPER_RATES if paper.matches(group, "rate") else ()
     for span, variants in single_routes(group).items():
         if len(variants) < 2:
             continue
         if not rows:
             rows.append((0.0, "0 (dense)", group.baseline))
-        for value in sorted({*_PAPER_RATES, *variants}):
+        for value in sorted({*paper_rates, *variants}):
             rows.append((value, f"{value:g} on {span}", variants.get(value)))
     return rows
 
@@ -91,7 +92,7 @@ def _several_routes(group: Group) -> AxisRows:
 
 
 class Axis(NamedTuple):
-    """A table of what varies along one axis, beside the paper's."""
+    """A table of what varies along one axis, beside the paper's where they match."""
 
     title: str
     label: str
@@ -138,19 +139,25 @@ def _along_axis(results: Results, name: str) -> Table:
         change = "" if delta == 0 else published(delta, signed=True)
         return [published(row.get("fid"), mark), change]
 
+    rows: list[RowValues] = []
+    has_paper = False
+    for group in results.groups:
+        beside = paper.matches(group, axis.source)
+        for value, text, variant in axis.rows(group):
+            has_paper = has_paper or beside
+            published_values = paper_values(value) if beside else [Entry(), Entry()]
+            values = [text, *entries.scores(group, variant), *published_values]
+            rows.append((entries.heading(group), values))
+    has_paper = has_paper or not rows
     columns = (
         Column(axis.label, numeric=False),
         Column("Ours", better=entries.better_end(results)),
         Column("\u0394 to dense"),
         *entries.nn_ratio_columns(results, "NN-distance ratio"),
-        *Column.each("Paper", "Paper \u0394", published=True),
+        *Column.each("Paper", "Paper \u0394", published=True, shown=has_paper),
     )
-    rows: list[RowValues] = []
-    for group in results.groups:
-        for value, text, variant in axis.rows(group):
-            values = [text, *entries.scores(group, variant), *paper_values(value)]
-            rows.append((entries.heading(group), values))
-    notes = entries.paper_notes(axis.source, PAIRED, *entries.nn_ratio_notes(results))
+    notes = (PAIRED, *entries.nn_ratio_notes(results))
+    notes = entries.paper_notes(axis.source, *notes, shown=has_paper)
     not_run = [(str(value), paper_values(value)) for value in paper_rows]
     return build(name, axis.title, columns, rows, notes, not_run)
 

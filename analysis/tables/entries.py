@@ -204,7 +204,12 @@ def _unseen_ratio(group: Group, metric: str) -> float | None:
     return None
 
 
-def paper_notes(table: str, *notes: str) -> tuple[str, ...]:
-    """Return a table's notes: ours, where the paper's numbers are, what to know of them."""
+def paper_notes(table: str, *notes: str, shown: bool = True) -> tuple[str, ...]:
+    """Return a table's notes: ours, where the paper's numbers are, what to know of them.
+
+    The latter two only where its numbers are `shown`.
+    """
+    if not shown:
+        return notes
     note = paper.table(table).attrs.get("note")
     return (*notes, f"Paper: {paper.citation(table)}.", *([note] if note else []))

@@ -181,32 +181,37 @@ def _setting_entries(curve: pd.DataFrame, settings: list[str]) -> list[Value]:
 
 def guidance(results: Results) -> Table:
     """Scores and cost under each guidance, per trained variant (SG, Tables 1 and 2)."""
-    columns = (
-        Column("Guidance", numeric=False),
-        Column("Score", better=entries.better_end(results)),
-        Column("\u0394 to none"),
-        Column("GMACs per sample", decimals=3),
-        Column("GMACs per step", decimals=4),
-        *Column.each("Paper FID-50K", "Paper GMACs per step", published=True),
-    )
     paper_rows = {row["key"]: row for row in paper.rows("guidance")}
     rows: list[RowValues] = []
+    has_paper = False
     for group in results.groups:
+        beside = paper_rows if paper.matches(group, "guidance") else {}
         for variant in group.variants:
             frame = evaluations(results, group, variant)
             if frame.empty or frame["guidance"].nunique() < 2:
                 continue
             heading = f"{group.label}, {variant.name}: {frame['metric'].iloc[0]}, "
             heading += f"after {frame['step'].iloc[0]:.0f} steps"
-            for values in _guidance_rows(group, frame, paper_rows):
+            has_paper = has_paper or bool(beside)
+            for values in _guidance_rows(group, frame, beside):
                 rows.append((heading, values))
     not_run = [(row["method"], [row["fid"], row["gmacs"]]) for row in paper_rows.values()]
-    notes = entries.paper_notes(
-        "guidance",
-        PAIRED,
-        "The paper's two sparse settings are shown beside ours of the same kind: SG_FLOPS at "
-        "rates 0.5 and 0.9, SG_FID beside our best sparse setting.",
+    has_paper = has_paper or not rows
+    columns = (
+        Column("Guidance", numeric=False),
+        Column("Score", better=entries.better_end(results)),
+        Column("\u0394 to none"),
+        Column("GMACs per sample", decimals=3),
+        Column("GMACs per step", decimals=4),
+        *Column.each("Paper FID-50K", "Paper GMACs per step", published=True, shown=has_paper),
     )
+    notes = [PAIRED]
+    if has_paper:
+        notes.append(
+            "The paper's two sparse settings are shown beside ours of the same kind: SG_FLOPS at "
+            "rates 0.5 and 0.9, SG_FID beside our best sparse setting."
+        )
+    notes = entries.paper_notes("guidance", *notes, shown=has_paper)
     title = "Guidance and its cost (SG, Tables 1 and 2)"
     return build("guidance", title, columns, rows, notes, not_run)
 

@@ -56,7 +56,7 @@ def score_set(group: Group) -> dict[str, dict[str, Any]]:
 def main(results: Results) -> Table:
     """Dense, routed, and their difference per backbone, a row per metric (main table)."""
     rows: list[RowValues] = []
-    unpaired, has_penalty = 0, False
+    unpaired, has_penalty, has_paper = 0, False, False
     for group in results.groups:
         dense, routed = group.pair()
         if (dense is None or routed is None) and not results.every_group:
@@ -77,17 +77,18 @@ def main(results: Results) -> Table:
             shown = penalty if meaning.get("key") == "heldout_loss" else None
             has_penalty = has_penalty or shown is not None
             rows.append((heading, [*values, *_penalty_entries(shown)]))
-        backbone, objective = group.backbone, group.first("objective")
-        published_row = paper.main_row(backbone, objective, group.first("size"))
-        # Where the paper has no such size: DiT-B/2, the size of its ablations.
-        published_row = published_row or paper.main_row(backbone, objective, "B/2")
-        if published_row:
+        family, objective, size = group.backbone, group.first("objective"), group.first("size")
+        published_row = paper.main_row(family, objective, size)
+        if published_row and paper.matches(group, "main"):
+            has_paper = True
             rows.append((heading, [*_paper_row(published_row), Entry(), Entry()]))
     columns = Column.each("Dense", "+ TREAD", "\u0394")
     if not rows:
+        has_paper = True
         rows = [(NOT_RUN, [*_paper_row(row), Entry(), Entry()]) for row in paper.rows("main")]
     columns += Column.each("s", "s\u00b7m", shown=has_penalty)
-    notes = entries.paper_notes("main", PAIRED, *entries.nn_ratio_notes(results))
+    notes = (PAIRED, *entries.nn_ratio_notes(results))
+    notes = entries.paper_notes("main", *notes, shown=has_paper)
     if has_penalty:
         notes = (*notes, _PENALTY)
     if unpaired:
@@ -144,11 +145,13 @@ _SOTA = {
 def sota(results: Results) -> Table:
     """The state-of-the-art table, with our runs below in their own groups (Table 1)."""
     rows: list[RowValues] = []
-    for row in paper.rows("sota"):
+    groups = results.groups
+    has_paper = not groups or any(paper.matches(group, "sota") for group in groups)
+    for row in paper.rows("sota") if has_paper else ():
         heading = "Paper, guided" if row["guided"] else "Paper, unguided"
         numbers = [published(row[key]) for _, key, _ in _SOTA.values()]
         rows.append((heading, [row["method"], f"{row['epochs']} epochs", *numbers]))
-    for group in results.groups:
+    for group in groups:
         pair = list(filter(None, group.pair()))
         for variant in pair:
             values: list[Value] = [f"{group.model}, {variant.name}", f"{variant.step:.0f} steps"]
@@ -160,7 +163,7 @@ def sota(results: Results) -> Table:
     columns = list(Column.each("Method", "Epochs or steps", numeric=False))
     for name, _, better in _SOTA.values():
         columns.append(Column(name, better=better))
-    notes = entries.paper_notes("sota")
+    notes = entries.paper_notes("sota", shown=has_paper)
     return build("sota", "State of the art and our runs", columns, rows, notes)
 
 

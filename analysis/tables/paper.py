@@ -1,9 +1,9 @@
 """The published numbers, from `paper.yaml`: each with its table, version and metric.
 
-They are printed beside this suite's own numbers and never mixed with them: every table of the paper
-is a data frame whose `attrs` say where it stands, on which metric and data, and how the numbers
-were obtained (`basis`: seen in the paper, a secondary source, or derived by arithmetic that the
-note states).
+They stand beside this suite's own numbers where data and metric are the same (`matches`) and are
+never mixed with them: every table of the paper is a data frame whose `attrs` say where it stands,
+on which metric and data, and how the numbers were obtained (`basis`: seen in the paper, a secondary
+source, or derived by arithmetic that the note states).
 """
 
 import functools
@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from analysis.comparison.groups import Group
 from analysis.errors import pick
 
 PAPER = Path(__file__).with_name("paper.yaml")
@@ -53,6 +54,17 @@ def citation(name: str) -> str:
     identifier = f" (arXiv {source['arxiv']})" if source and source["arxiv"] else ""
     where = f"{entry['where']}, {entry['version']}"
     return f"{origin}{identifier}, {where}: {entry['metric']}, {entry['data']}"
+
+
+def matches(group: Group, name: str, data: str = "ImageNet-256") -> bool:
+    """Return whether a group's score is that of a published table: its metric, on its data.
+
+    The data are known by the name of the reference, as ADM's `VIRTUAL_imagenet256_labeled.npz`.
+    """
+    metric = table(name).attrs["metric"]
+    data_name = data.removeprefix("MS-").replace("-", "").lower()
+    reference = str(group.first("reference", "")).replace("-", "").lower()
+    return group.metric == f"{metric} (inception-adm)" and data_name in reference
 
 
 def main_row(family: str, objective: str, size: str) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from analysis.comparison.groups import Group
 from analysis.comparison.results import Results
 from analysis.runs.run_files import model_arguments
 from analysis.tables import entries, paper
-from analysis.tables.table import PAIRED, Column, RowValues, Table, Value, build
+from analysis.tables.table import PAIRED, Column, Entry, RowValues, Table, Value, build
 from backbones.sizes import parse_size
 
 _COLUMNS = (
@@ -17,11 +17,6 @@ _COLUMNS = (
     *Column.each("Dense GMACs", "Routed GMACs", decimals=3),
 )
 _NN_RATIOS = ("NN-distance ratio, dense", "NN-distance ratio, + TREAD")
-_PAPER_COLUMNS = (
-    Column("Paper", numeric=False, published=True),
-    *Column.each("Paper dense", "Paper + TREAD", published=True),
-    Column("Paper GMACs", numeric=False, published=True),
-)
 _MACS = "GMACs per image and forward pass, without attention matmuls as in the paper."
 _HIGH_RES_TOKENS = 1024
 
@@ -51,11 +46,22 @@ def _beside_paper(
     costs = f"{row['dense_gmacs']} \u2192 {row['tread_gmacs']}"
     paper_values = [f"{row['task']}, DiT-B/2, FID-10K", row["dense"], row["tread"], costs]
     rows: list[RowValues] = []
+    has_paper = not groups
     for group in groups:
+        beside = paper.matches(group, "resolution", task)
+        has_paper = has_paper or beside
         heading = entries.heading(group, *group.pair())
-        rows.append((heading, [*_row(group), *paper_values]))
-    notes = entries.paper_notes("resolution", PAIRED, _MACS, *entries.nn_ratio_notes(results))
-    columns = (*_COLUMNS, *entries.nn_ratio_columns(results, *_NN_RATIOS), *_PAPER_COLUMNS)
+        published_values = paper_values if beside else [Entry() for _ in paper_values]
+        rows.append((heading, [*_row(group), *published_values]))
+    notes = (PAIRED, _MACS, *entries.nn_ratio_notes(results))
+    notes = entries.paper_notes("resolution", *notes, shown=has_paper)
+    columns = (
+        *_COLUMNS,
+        *entries.nn_ratio_columns(results, *_NN_RATIOS),
+        Column("Paper", numeric=False, published=True, shown=has_paper),
+        *Column.each("Paper dense", "Paper + TREAD", published=True, shown=has_paper),
+        Column("Paper GMACs", numeric=False, published=True, shown=has_paper),
+    )
     return build(name, title, columns, rows, notes, [("none run", paper_values)])
 
 

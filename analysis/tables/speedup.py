@@ -128,16 +128,18 @@ def masking(results: Results) -> Table:
         if row["steps_k"] == 400:
             published[row["method"]] = row["fid"]
     rows: list[RowValues] = []
-    mixed = False
+    mixed = has_paper = False
     for group in results.groups:
         heading = entries.heading(group)
         # After unequal steps no entry is marked as the best; at equal cost one is.
         mixed = mixed or heading.mixed
         if len({variant.first("method") for variant in group.routed}) < 2:
             continue
+        beside = published if paper.matches(group, "masking") else {}
+        has_paper = has_paper or bool(beside)
         for variant, values in _equal_cost(group):
             paper_name = _PAPER_METHODS.get(str(variant.first("method")), "")
-            values += [*entries.scores(group, variant), published.get(paper_name)]
+            values += [*entries.scores(group, variant), beside.get(paper_name)]
             rows.append((str(heading), [variant.name, *values]))
     notes = entries.paper_notes(
         "masking",
@@ -146,21 +148,22 @@ def masking(results: Results) -> Table:
         "\u0394 is to the dense runs at that cost.",
         PAIRED,
         *entries.nn_ratio_notes(results),
+        shown=has_paper or not rows,
     )
-    columns = _masking_columns(results, mixed)
+    columns = _masking_columns(results, mixed, has_paper or not rows)
     not_run = [(name, [fid]) for name, fid in published.items()]
     title = "Routing against dropping and masking"
     return build("masking", title, columns, rows, notes, not_run)
 
 
-def _masking_columns(results: Results, mixed: bool) -> Sequence[Column]:
+def _masking_columns(results: Results, mixed: bool, has_paper: bool) -> Sequence[Column]:
     better = entries.better_end(results)
     columns = [Column("Tokens", numeric=False)]
     for budget in _BUDGETS.values():
         columns += [Column(f"Equal {budget}", better=better), Column(f"\u0394 {budget}")]
     columns += [Column("Own end", better=None if mixed else better), Column("\u0394 own end")]
     columns += entries.nn_ratio_columns(results, "NN-distance ratio")
-    return [*columns, Column("Paper (400K)", published=True)]
+    return [*columns, Column("Paper (400K)", published=True, shown=has_paper)]
 
 
 def _equal_cost(group: Group) -> list[tuple[Variant, list[Value]]]:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from analysis_runs import append, evaluate, lines, score, stored_scale, write
+from analysis_runs import append, as_published, evaluate, lines, score, stored_scale, write
 from test_analysis_tables import find
 
 import analysis
@@ -143,7 +143,7 @@ def test_findings_say_what_the_tables_show(runs):
 
 
 def test_guidance_table_has_cost_per_step_and_marks_the_best(made_runs):
-    table = analysis.tables.make("guidance", made_runs)
+    table = analysis.tables.make("guidance", as_published(made_runs))
     sparse = find(table, "dit-T/1", "routed scale=1.5 strong=0.3 weak=0.8")
     assert sparse["Score"].best and sparse["Paper FID-50K"].value == 1.58
     assert sparse["GMACs per step"].value == pytest.approx(3.1 / 12)
@@ -157,7 +157,7 @@ def test_guidance_with_a_checkpoint_per_seed_is_one_row(tmp_path):
         folder = write(tmp_path, route="2-8", seed=seed)
         append(folder, score({}, 400, 7.0 + seed, guidance=f"autoguidance scale=1.5 checkpoint={folder}@50"))
     row = find(analysis.tables.make("guidance", tmp_path), "dit", "autoguidance scale=1.5 checkpoint=run@50")
-    assert row["Score"].n == 3 and row["Paper FID-50K"].value == 2.95
+    assert row["Score"].n == 3
 
 
 @pytest.mark.parametrize("other", [{"sampler": "euler steps=4"}, {"reference": "mine.npz@0"}, {"weights": "raw"}])

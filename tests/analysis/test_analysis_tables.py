@@ -10,9 +10,20 @@ import shutil
 import analysis_runs
 import pandas as pd
 import pytest
-from analysis_runs import ACCURACY, METRIC, append, heldout_losses, lines, score, write, write_pairs
+from analysis_runs import (
+    ACCURACY,
+    METRIC,
+    append,
+    as_published,
+    heldout_losses,
+    lines,
+    score,
+    write,
+    write_pairs,
+)
 
 import analysis
+from analysis import figures
 from analysis.command import main
 from analysis.comparison import aggregation
 from analysis.comparison.results import Results
@@ -109,7 +120,7 @@ def test_equal_cost_is_that_of_most_seeds_where_one_run_is_nearer(tmp_path):
 
 
 def test_placement_shows_all_sixteen_routes_and_leaves_out_those_not_run_if_asked(made_runs):
-    table = make("route_placement", made_runs)
+    table = make("route_placement", as_published(made_runs, "FID-5K"))
     rows = [row for row in table.rows if row.group.startswith("rwkv")]
     assert len(rows) == 17
     seen = find(table, "rwkv", "2-8")
@@ -126,13 +137,14 @@ def test_placement_shows_all_sixteen_routes_and_leaves_out_those_not_run_if_aske
 
 
 def test_rate_scan_order_routes_and_cost(made_runs):
-    rate = make("selection_rate", made_runs)
+    published = as_published(made_runs)
+    rate = make("selection_rate", published)
     assert find(rate, "dit", "0.75 on 2-8")["Paper"].value == 49.29
     assert find(rate, "dit", "0 (dense)")["Paper"].value == 43.47
     selection = make("scan_order", made_runs)
     control = find(selection, "mamba", "unsorted (control)")
     assert control["\u0394 to random"].value > 0 and control["\u0394 to random"].low > 0
-    routes = make("one_two_routes", made_runs)
+    routes = make("one_two_routes", published)
     assert find(routes, "dit", "0-4+6-9")["Paper"].value == 28.80
     cost = make("throughput", made_runs)
     dense, routed = (find(cost, "rwkv", name) for name in ("dense", "2-8"))
@@ -185,11 +197,34 @@ def test_scaling_and_resolution_find_their_runs(tmp_path):
     write_pairs(tmp_path, routes=("none", "4-16", "2-20"), backbone__depth=24)
     write_pairs(tmp_path, task="text", data__name="scenes", size="M/2")
     source = Results.of(analysis.load(tmp_path))
-    scaling = make("relative_absolute", source)
+    scaling = make("relative_absolute", as_published(source))
     assert find(scaling, "dit", "relative: 4-16 of 24 blocks")["Paper"].value == 18.81
     assert find(scaling, "dit", "absolute: 2-20 of 24 blocks")["Ours"].n == 3
-    coco = find(make("text", source), "scenes", "dit-M/2, scenes, edm, scale tiny")
+    coco = find(make("text", as_published(source, "FID-10K", "coco")), "scenes", "dit-M/2, scenes, edm, scale tiny")
     assert coco["Paper dense"].value == 35.68 and coco["Dense"].n == 3
+
+
+@pytest.mark.parametrize(
+    ("metric", "data", "tables"),
+    [
+        (METRIC, "imagenet256", ()),
+        ("FID-50K", "photos", ()),
+        ("FID-2K", "imagenet256", ()),
+        ("FID-50K", "imagenet512", ()),
+        ("FID-50K", "ImageNet-256", ("main", "sota", "selection_rate", "one_two_routes", "masking", "guidance")),
+        ("FID-5K", "imagenet256", ("route_placement",)),
+    ],
+)
+def test_a_number_of_the_paper_stands_beside_ours_where_data_and_metric_match_alone(metric, data, tables, made_runs):
+    results = as_published(made_runs, metric, data) if metric != METRIC else made_runs
+    for name in ("main", "sota", "route_placement", "selection_rate", "one_two_routes", "masking", "guidance"):
+        table = make(name, results)
+        pairs = [pair for row in table.rows for pair in zip(table.columns, row.entries, strict=True)]
+        numbers = [e for column, e in pairs if (column.published or e.published) and e.value is not None]
+        assert bool(numbers) == any("Paper: " in note for note in table.notes) == (name in tables), name
+    for name in ("route_placement", "selection_rate"):
+        titles = [ax.get_title("left") for ax in figures.make(name, results).figure.axes]
+        assert any(title.startswith("Paper") for title in titles) == (name in tables), name
 
 
 @pytest.mark.parametrize(
