@@ -5,7 +5,16 @@ import analysis_runs
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, append, as_published, score, similarity_map, write, write_pairs
+from analysis_runs import (
+    METRIC,
+    append,
+    as_published,
+    lines,
+    score,
+    similarity_map,
+    write,
+    write_pairs,
+)
 from matplotlib.text import Text
 from PIL import Image
 from scipy import stats
