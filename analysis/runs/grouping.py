@@ -55,7 +55,9 @@ def assign_groups(runs: pd.DataFrame) -> pd.DataFrame:
     rows = pd.Series(frame.index, frame.index)
     backbones = [part.index for _, part in rows.groupby(frame["backbone"])]
     frame = _fill_unknown_keys(frame, backbones)
-    texts = _varying_texts(frame, [*_HEAD, *_PROTOCOL, "data_fingerprint", *_learned_columns(frame)])
+    texts = _varying_texts(
+        frame, [*_HEAD, *_PROTOCOL, "data_fingerprint", *_learned_columns(frame)]
+    )
     frame, networks = _with_networks(frame, _keys(texts, len(frame)))
     texts |= _varying_texts(frame, networks)
     frame["key"] = _keys(texts, len(frame))
@@ -82,7 +84,9 @@ def settings(runs: pd.DataFrame, free: Collection[str]) -> pd.Series:
     `free` are columns that may differ too, such as the depth.
     """
     frame = _fill_unknown_keys(_comparable(runs), [runs.index])
-    columns = [name for name in (*_HEAD, "data_fingerprint", *_learned_columns(frame)) if name not in free]
+    columns = [
+        name for name in (*_HEAD, "data_fingerprint", *_learned_columns(frame)) if name not in free
+    ]
     return pd.Series(_keys(_varying_texts(frame, columns), len(frame)), frame.index)
 
 
