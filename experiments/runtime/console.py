@@ -149,6 +149,11 @@ def loading() -> Progress:
     return Console(quiet=process_group().rank != 0).progress("loading PyTorch")
 
 
+def shown_on_stderr(what: str, count: int) -> Progress:
+    """Return a display of a share, `part`, of `count` runs; of few, which take a moment, none."""
+    return Console(quiet=count < 100, stderr=True).progress(what)
+
+
 class Progress:
     """A bar on a terminal, otherwise a line after some seconds of silence; both with time and ETA.
 

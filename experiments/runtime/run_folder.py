@@ -37,6 +37,12 @@ def finished(folder: str | Path, steps: int | None = None) -> bool:
     return summary.get("status") == "done" and enough
 
 
+def diverged(folder: str | Path) -> bool:
+    """Whether the loss of the finished run in `folder` had grown, or was not finite, in the end."""
+    summary = read(Path(folder) / "summary.json")
+    return summary.get("diverged") is True or ("loss" in summary and summary["loss"] is None)
+
+
 def step_folder(folder: Path, step: int) -> Path:
     """Return the folder of the checkpoint of `step`."""
     return folder / "checkpoints" / f"step-{step:08d}"

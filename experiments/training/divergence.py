@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,21 @@ from routing.errors import UserError
 
 class Diverged(UserError):
     """Too many steps in a row with a non-finite loss or gradient."""
+
+
+# A last loss so many times the first one is not noise, also where a trained model is fine-tuned.
+_DIVERGED_FACTOR = 4
+
+
+def has_diverged(losses: Sequence[float | None], least: float) -> bool:
+    """Return whether the loss has grown, or was not finite, in the end.
+
+    `losses` are those that were logged, in order (None: no step was finite); `least` is the lowest
+    that there can be.
+    """
+    if not losses or losses[-1] is None:
+        return bool(losses)
+    return losses[0] is not None and losses[-1] - least > _DIVERGED_FACTOR * (losses[0] - least)
 
 
 def roll_back(

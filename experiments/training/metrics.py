@@ -27,8 +27,7 @@ class MetricsLog:
     def __init__(self, step: TrainingStep, console: log.Console) -> None:
         self.config, self.accelerator, self.console = step.config, step.accelerator, console
         self.state, self.folder = step.state, step.config.folder
-        # REPA's term is at least minus its weight: the loss as a whole may be negative.
-        self.min_loss = -self.config.train.align_weight if step.alignment is not None else 0.0
+        self.min_loss = step.least_loss
 
     def take_averages(self) -> Averages:
         """Read the tally of the steps since the last call, and reset their sums."""

@@ -13,6 +13,7 @@ from experiments.runtime import records, run_folder
 from experiments.runtime.errors import Interrupted
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.runtime.locks import locked
+from experiments.training.divergence import has_diverged
 from experiments.training.step import TrainingStep
 
 
@@ -70,7 +71,8 @@ def write_results(training_step: TrainingStep, session_seconds: float) -> None:
         folder / "model.safetensors", state.model, weights, config, step, state.info
     )
     scores = {line["metric"]: line["value"] for line in records.read_scores(folder, step)}
-    last_metrics = (records.read_metrics(folder) or [{}])[-1]
+    metrics = records.read_metrics(folder)
+    last_metrics = (metrics or [{}])[-1]
     summary = {
         "status": "done",
         "name": config.name,
@@ -96,6 +98,7 @@ def write_results(training_step: TrainingStep, session_seconds: float) -> None:
         "images_per_s": last_metrics.get("images_per_s"),
         "loss": last_metrics.get("loss"),
         "skipped": last_metrics.get("skipped"),
+        "diverged": has_diverged([line.get("loss") for line in metrics], training_step.least_loss),
         "scores": scores,
     }
     records.write_status(folder, "done", step=step, steps=config.train.steps)

@@ -67,6 +67,8 @@ class TrainingStep:
         self.order = SampleOrder(config.seed, dataset.size)
         # REPA or SRA
         self.alignment = create_alignment(config, dataset, state, self.objective)
+        # REPA's term is at least minus its weight: the loss as a whole may be negative.
+        self.least_loss = -config.train.align_weight if self.alignment is not None else 0.0
         self.distributed = accelerator.num_processes > 1
         self.net: Any = self.wrap_model()
         self.local_batch = config.train.batch // accelerator.num_processes

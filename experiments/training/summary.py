@@ -73,6 +73,11 @@ def show_results(
     if loss is not None:
         training += f", last training loss {loss:.4g}"
     console.say(f"training    {training}")
+    if run_folder.diverged(folder):
+        console.say(
+            "diverged    the loss has grown or is not finite: no run of a sweep starts from this "
+            "one; try a smaller train.lr"
+        )
     for label, name in _PICTURES.items():
         if (folder / name).exists():
             console.say(f"{label:<12}{folder / name}")

@@ -10,7 +10,7 @@ from sweeps.plan import grid
 from sweeps.plan.dependencies import display_name
 from sweeps.status import status_table
 from sweeps.status.run_status import RunStatus
-from sweeps.status.status import cached_queue, statuses
+from sweeps.status.status import PARENT_DIVERGED, cached_queue, statuses
 from sweeps.status.status_table import mixed_pairs
 from sweeps.store.folder import all_sweeps
 from sweeps.submission.live_jobs import cancel
@@ -48,7 +48,10 @@ def status_command(options: argparse.Namespace) -> None:
         print("\n".join([*status_table.plain(rows), status_table.totals(rows)]))
     for line in [*search_summary(sweep), *mixed_pairs(sweep, [row.run for row in rows])]:
         print(line)
-    due = [row.run.name for row in rows if row.state in ("failed", "stopped")]
+    due = []
+    for row in rows:
+        if row.state in ("failed", "stopped") and row.why != PARENT_DIVERGED:
+            due.append(row.run.name)
     for line in sweep.retry_lines(due):
         print(f"to submit them again, with the cluster= of that launch:\n{line}")
     if trouble:

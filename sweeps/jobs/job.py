@@ -279,7 +279,7 @@ def run_here(
     for number, run in enumerate(runs, 1):
         say(f"--- {number}/{len(runs)}  {run.name}  {run.label}")
         if not is_parent_done(sweep, run):
-            say("skipped: the run that it starts from has not finished")
+            say("skipped: the run that it starts from has not finished, or has diverged")
             continue
         try:
             Job.create(sweep, run, batch)()

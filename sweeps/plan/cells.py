@@ -30,6 +30,7 @@ class GridCell:
     Attributes:
         overrides: All overrides by key.
         varies: Those that distinguish it from other cells.
+        changes: What its stage changes of the overrides of its parent, if it trains.
         parent: Index of the cell whose run this one starts from.
         cluster: Keys of the cluster file that its stage and its row of `cells` change.
     """
@@ -37,6 +38,7 @@ class GridCell:
     stage: Stage
     overrides: Mapping[str, Any]
     varies: Mapping[str, Any]
+    changes: Mapping[str, Any] = field(default_factory=dict)
     parent: int | None = None
     cluster: Mapping[str, Any] = field(default_factory=dict)
 
@@ -44,6 +46,8 @@ class GridCell:
     def label(self) -> str:
         """What distinguishes the cell, as typed on a command line."""
         text = " ".join(format_overrides(self.varies))
+        if self.changes:
+            text += f" ({' '.join(format_overrides(self.changes))})"
         return text if self.stage.name == "train" else f"{self.stage.name}: {text}".rstrip(": ")
 
 
@@ -121,6 +125,10 @@ def _add_cells(cells: list[GridCell], stage: Stage, scale: str, has_overrides: b
         if parent is not None:
             inherited = cells[parent].varies
             base |= cells[parent].overrides if stage.trains else {}
+        changes = {}
+        for key, value in stage.base.items() if base and parent is not None else ():
+            if key != "init" and (key not in base or not is_any_of(value, [base[key]])):
+                changes[key] = value
         for rows in itertools.product(*stage.factors.values()):
             varies: dict[str, Any] = {}
             for row in rows:
@@ -129,7 +137,8 @@ def _add_cells(cells: list[GridCell], stage: Stage, scale: str, has_overrides: b
             if "seed" in varies:
                 varies["seed"] = varies.pop("seed")  # last in labels
             overrides = {**base, **stage.base, **varies}
-            cells.append(GridCell(stage, overrides, {**inherited, **varies}, parent, cluster))
+            varies = {**inherited, **varies}
+            cells.append(GridCell(stage, overrides, varies, changes, parent, cluster))
 
 
 def _parents(cells: Sequence[GridCell], stage: Stage) -> list[int | None]:

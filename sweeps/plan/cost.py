@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.config import Config, load, role
 from experiments.config.model import route_macs, run_cost
-from experiments.runtime.console import big
+from experiments.runtime.console import big, shown_on_stderr
 from experiments.runtime.memory import visible_gpus
 from sweeps.store.planned_run import PlannedRun
 
@@ -59,18 +59,20 @@ def estimate(
     if tflops is not None:
         speed = (tflops, "GPU" if kind == "slurm" or visible_gpus() else "CPU")
     lines, total = [], 0.0
-    for run in runs:
-        columns = [run.name, run.label]
-        config = configs.get(run.name)
-        if config is not None:
-            # Backward takes two forwards; 2 FLOPs per MAC.
-            flops, cost = 6 * training_macs(config), run_cost(config)
-            total += flops
-            dense = config.resolved_route == "none"
-            saving = "" if dense else f", {cost.speedup:.2f}x fewer per image than dense"
-            columns += [f"{run.steps} steps", f"{big(cost.params)} parameters"]
-            columns.append(_format_flops(flops, saving, speed))
-        lines.append("  ".join(columns))
+    with shown_on_stderr("counting their cost", len(runs)) as display:
+        for run in runs:
+            display.part = len(lines) / len(runs)
+            columns = [run.name, run.label]
+            config = configs.get(run.name)
+            if config is not None:
+                # Backward takes two forwards; 2 FLOPs per MAC.
+                flops, cost = 6 * training_macs(config), run_cost(config)
+                total += flops
+                dense = config.resolved_route == "none"
+                saving = "" if dense else f", {cost.speedup:.2f}x fewer per image than dense"
+                columns += [f"{run.steps} steps", f"{big(cost.params)} parameters"]
+                columns.append(_format_flops(flops, saving, speed))
+            lines.append("  ".join(columns))
     return [*lines, f"together: {_format_flops(total, '', speed)}"] if total else lines
 
 

@@ -34,11 +34,16 @@ def levels(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 
 
 def is_parent_done(sweep: Sweep, run: RunRecord) -> bool:
-    """Return whether a run has no parent, or one that is done."""
+    """Return whether a run has no parent, or one that is done and has not diverged."""
     if not run.parent:
         return True
     parent = sweep.runs().get(run.parent)
-    return parent is not None and sweep.is_done(parent)
+    return parent is not None and sweep.is_done(parent) and not has_diverged(parent)
+
+
+def has_diverged(run: RunRecord) -> bool:
+    """Return whether a run trained to its end and diverged: nothing is to start from it."""
+    return run.trains and run_folder.diverged(run.folder)
 
 
 def resolve(sweep: Sweep, run: PlannedRun, write: bool, wait_s: float) -> PlannedRun:
@@ -55,7 +60,8 @@ def resolve(sweep: Sweep, run: PlannedRun, write: bool, wait_s: float) -> Planne
         time.sleep(1.0)
     require(
         is_parent_done(sweep, run),
-        f"its parent {run.parent} has not finished; when it has, launch the grid with --retry",
+        f"its parent {run.parent} has not finished, or has diverged; when it has finished, launch "
+        "the grid with --retry",
         SweepError,
     )
     if not run.deferred:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from experiments.config import Config, load
+from experiments.runtime.console import shown_on_stderr
 from routing.errors import UserError, one_of
 from sweeps import SweepError
 from sweeps.plan.cells import GridCell, expand
@@ -72,28 +73,31 @@ def make_plan(
     plan = Plan(grid, scale, runs_root(user or {}))
     planned: dict[int, PlannedRun] = {}
     cells: dict[str, GridCell] = {}  # by run folder, or by name of a command
-    for index, cell in enumerate(expand(grid, scale, user)):
-        parent = None if cell.parent is None else planned.get(cell.parent)
-        if cell.parent is not None and parent is None:
-            plan.left_out.append((cell.label, "what it starts from is left out"))
-            continue
-        waits = parent is not None and not parent.finished
-        if cell.stage.trains:
-            run = _plan_training(plan, cell, parent, compare_at)
-        else:
-            run = _plan_command(plan, cell, parent)
-        if run is None:
-            continue
-        if parent is not None and waits:
-            plan.waiting.append((cell.label, parent.name))
-        if check is not None and run.name in plan.configs:
-            check(plan.configs[run.name], run)
-        key = run.folder if run.trains else run.name
-        if key in cells:
-            raise _same_run(plan, run, cells[key], cell)
-        cells[key] = cell
-        planned[index] = run
-        plan.runs.append(run)
+    all_cells = expand(grid, scale, user)
+    with shown_on_stderr("checking the runs", len(all_cells)) as display:
+        for index, cell in enumerate(all_cells):
+            display.part = index / len(all_cells)
+            parent = None if cell.parent is None else planned.get(cell.parent)
+            if cell.parent is not None and parent is None:
+                plan.left_out.append((cell.label, "what it starts from is left out"))
+                continue
+            waits = parent is not None and not parent.finished
+            if cell.stage.trains:
+                run = _plan_training(plan, cell, parent, compare_at)
+            else:
+                run = _plan_command(plan, cell, parent)
+            if run is None:
+                continue
+            if parent is not None and waits:
+                plan.waiting.append((cell.label, parent.name))
+            if check is not None and run.name in plan.configs:
+                check(plan.configs[run.name], run)
+            key = run.folder if run.trains else run.name
+            if key in cells:
+                raise _same_run(plan, run, cells[key], cell)
+            cells[key] = cell
+            planned[index] = run
+            plan.runs.append(run)
     if not plan.runs:
         reasons = "; ".join(f"{label}: {reason}" for label, reason in plan.left_out)
         raise SweepError(f"grid {grid.name}: no cell fits at scale {scale} ({reasons})")

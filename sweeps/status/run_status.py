@@ -45,6 +45,7 @@ class RunStatus:
         why: Reason of its state.
         beat: Seconds since its last heartbeat.
         score: Its first scores.
+        diverged: Whether it is done, with a loss that has grown or is not finite.
         held: Whether its job is held in Slurm until it is released.
         sweep: Another sweep, if it is a job of that one.
         elapsed: Seconds that its starts have run so far.
@@ -64,6 +65,7 @@ class RunStatus:
     why: str = ""
     beat: float | None = None
     score: str = ""
+    diverged: bool = False
     held: bool = False
     sweep: str = ""
     elapsed: float = 0.0
@@ -111,7 +113,7 @@ def job_status(
     if job.running or (batch.kind == "debug" and _is_alive(events)):
         return _running(row, events, times)
     if job.live:
-        return _waiting(row, batch, job)
+        return _waiting(row, batch, job, has_started=bool(times))
     last = events[-1] if events else {}
     if last and not times and not _is_of_batch(last, batch, row.job):
         last = {}
@@ -119,8 +121,8 @@ def job_status(
     return row
 
 
-def _waiting(row: RunStatus, batch: JobBatch, job: slurm.QueueJob) -> RunStatus:
-    row.state = "requeued" if row.attempts else "pending"
+def _waiting(row: RunStatus, batch: JobBatch, job: slurm.QueueJob, has_started: bool) -> RunStatus:
+    row.state = "requeued" if has_started else "pending"
     row.why = job.reason.replace("None", "")
     if "held" in job.reason.lower():
         row.held = True
@@ -158,8 +160,9 @@ def _done(row: RunStatus) -> RunStatus:
     row.trained = finite_number(summary, "wall_s") or 0.0
     # It may have been launched elsewhere, where its events are.
     row.elapsed = max(row.elapsed, finite_number(summary, "session_s") or 0.0)
+    row.diverged = run_folder.diverged(row.run.folder)
     scores = summary.get("scores")
-    texts = []
+    texts = ["diverged"] if row.diverged else []
     for name, value in list(scores.items())[:2] if isinstance(scores, dict) else ():
         if isinstance(value, int | float):
             texts.append(f"{name} {value:.4g}")

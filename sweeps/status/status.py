@@ -13,6 +13,8 @@ from sweeps.status.run_status import STATES, WAITS_FOR_WORKER, RunStatus, job_st
 from sweeps.store.folder import JobBatch, Sweep, all_sweeps
 from sweeps.store.planned_run import RunRecord
 
+# Why a run that was launched is not started, also by a retry.
+PARENT_DIVERGED = "its parent has diverged"
 Jobs = dict[str, slurm.QueueJob]
 Queue = Callable[[str], tuple[Jobs, str]]
 
@@ -154,10 +156,11 @@ def explain_waiting(rows: Mapping[str, RunStatus]) -> None:
             other = rows.get(name)
             if other is None:
                 continue
-            is_unfinished_parent = name == row.run.parent and other.state != "done"
+            is_ready = other.state == "done" and not other.diverged
+            is_unfinished_parent = name == row.run.parent and not is_ready
             if other.live or is_unfinished_parent:
                 unfinished.append(other)
-        if not unfinished or row.sweep:
+        if not unfinished or row.sweep or row.state == "done":
             continue
         if row.state == "pending" and not row.held:
             first = unfinished[0].run
@@ -167,7 +170,10 @@ def explain_waiting(rows: Mapping[str, RunStatus]) -> None:
             row.why = f"waits for {text}"
         # New with a reason: it was submitted, but `cluster=debug` left it out.
         elif not row.attempts and not row.live and (row.state != "new" or row.why):
-            row.state, row.why = "stopped", f"its parent is {unfinished[0].state}"
+            parent = unfinished[0]
+            row.state, row.why = "stopped", f"its parent is {parent.state}"
+            if parent.diverged:
+                row.why = PARENT_DIVERGED
 
 
 def estimate_etas(rows: Mapping[str, RunStatus]) -> None:

@@ -25,9 +25,12 @@ def counts(rows: Sequence[RunStatus]) -> str:
     """Return `3 running, 1 failed, 13 done (2 extended)` in the order of the table."""
     by_state = Counter(row.state for row in rows)
     texts = [f"{by_state[state]} {state}" for state in STATES if by_state[state]]
-    extended_count = sum(row.extended for row in rows)
-    remark = f" ({extended_count} extended)" if extended_count else ""
-    return (", ".join(texts) or "nothing yet") + remark
+    marks = {
+        "extended": sum(row.extended for row in rows),
+        "diverged": sum(row.diverged for row in rows),
+    }
+    remarks = ", ".join(f"{count} {mark}" for mark, count in marks.items() if count)
+    return (", ".join(texts) or "nothing yet") + (f" ({remarks})" if remarks else "")
 
 
 def note(row: RunStatus) -> str:
@@ -166,10 +169,12 @@ def table(title: str, rows: Sequence[RunStatus], width: int, height: int | None 
 
 
 def varying_keys(rows: Sequence[RunStatus]) -> list[str]:
-    """Return the keys that differ between runs of one stage, by an axis or between launches."""
+    """Return the keys that differ between runs that train, or between those of one command."""
     keys: dict[str, None] = {}
-    for stage in dict.fromkeys(row.run.stage for row in rows):
-        values = [row.run.values for row in rows if row.run.stage == stage]
+    by_command: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        by_command.setdefault("" if row.run.trains else row.run.stage, []).append(row.run.values)
+    for values in by_command.values():
         for key in dict.fromkeys(itertools.chain.from_iterable(values)):
             # Folders follow from the rest, and steps have a column.
             has_column = key in ("paths.runs", "out", "init", "train.steps")
@@ -181,11 +186,13 @@ def varying_keys(rows: Sequence[RunStatus]) -> list[str]:
 
 
 def label(row: RunStatus, keys: Sequence[str], with_keys: bool = True) -> str:
-    """Return a run's values of the keys that vary, with its stage if it does not train."""
+    """Return a run's values of the keys that vary, with its stage unless that is `train`."""
     values = row.run.values
+    if row.run.trains and row.run.parent:  # what its parent has, and what its stage changes
+        return row.run.label
     if not with_keys:
         return " ".join(values.get(key, "-").strip('"') for key in keys)
-    texts = [] if row.run.trains else [f"{row.run.stage}:"]
+    texts = [] if row.run.stage == "train" else [f"{row.run.stage}:"]
     for key in keys:
         if key in values:
             texts.append(f"{key}={values[key]}")

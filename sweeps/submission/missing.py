@@ -14,6 +14,7 @@ Runs = list[PlannedRun]
 Print = Callable[[str], None]
 BLOCKED = "waiting for a run that has not finished; add --retry to submit both"
 FAILED = "failed; add --retry to submit them again"
+DIVERGED = "not started, since the run that it starts from has diverged"
 LIVE = "in the queue or running"
 
 
@@ -37,11 +38,18 @@ def find_missing(
     reasons: dict[str, str] = {}
     for run in runs:
         reasons[run.name] = _reason(sweep, run, states, reasons, retry)
+        steps = stored[run.name].steps if run.name in stored else None
+        if _is_live(reasons[run.name]) and steps is not None and steps < (run.steps or 0):
+            reasons[run.name] += f" for {steps} steps: to extend them, launch again at their end"
     for reason, count in Counter(filter(None, reasons.values())).items():
         say(f"{count} of {len(runs)} {reason}")
     # A live run keeps what is noted of it: that is what was submitted.
-    noted = [run for run in runs if reasons[run.name] != LIVE or run.name not in stored]
+    noted = [run for run in runs if not _is_live(reasons[run.name]) or run.name not in stored]
     return [run for run in runs if not reasons[run.name]], noted
+
+
+def _is_live(reason: str) -> bool:
+    return reason.startswith(LIVE)
 
 
 def _reason(
@@ -59,14 +67,17 @@ def _reason(
     if row.state == "failed" and not retry:
         return FAILED
     # What it reads is recomputed or trained further.
-    renewed = any(reasons.get(name) in ("", LIVE) for name in run.needs)
+    others = [reasons[name] for name in run.needs if name in reasons]
+    renewed = any(not reason or _is_live(reason) for reason in others)
     if row.state == "done" and not renewed:
         return "done (extended: trained for more steps than asked)" if row.extended else "done"
     # A row may be missing: the job itself checks a parent outside of the plan.
     parent = rows.get(run.parent)
-    can_start = parent is None or parent.live or parent.state == "done"
-    is_blocked = not can_start and reasons[run.parent] != ""
-    return BLOCKED if is_blocked else ""
+    if parent is None or parent.live or not reasons[run.parent]:
+        return ""
+    if parent.diverged:
+        return DIVERGED
+    return "" if parent.state == "done" else BLOCKED
 
 
 def check_launched(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:

@@ -50,6 +50,17 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(cli, m
     assert text.count("error: no data") == 1 and "2 runs on cluster=slurm" in text and "\ntogether:" in text
 
 
+def test_a_plan_of_many_runs_shows_how_far_it_is(cli, monkeypatch):
+    from experiments.runtime import console
+
+    monkeypatch.setattr(console, "PLAIN_EVERY_S", (0.0, 0.0))
+    monkeypatch.setattr(console, "_PLAIN_CHECK_S", 0.01)
+    assert "checking" not in cli("launch", "--dry-run")
+    cli.grid = write_grid(cli.folder, seeds=list(range(120)))
+    text = cli("launch", "--dry-run", "cluster=debug")
+    assert re.search(r"checking the runs \d+%  \[", text) and re.search(r"counting their cost \d+%  \[", text)
+
+
 # --- the examples of docs/grids.md and docs/cluster.md ------------------------------------------------------------
 
 

@@ -101,6 +101,18 @@ def test_what_starts_from_a_failed_run_waits_for_its_retry(cli):
     assert [event["event"] for event in events] == ["start", "end"] * 3
 
 
+def test_nothing_starts_from_a_run_that_has_diverged(cli):
+    cli.stub({"sleep": 0, "weights": True}, seed1={"diverged": True})
+    assert cli("launch", "cluster=debug").count("or has diverged") == 2
+    diverged = {("tune", "1"): "stopped", ("score", "1"): "stopped"}
+    assert states(cli) == DONE | diverged
+    assert rows(cli)["train", "1"].score.startswith("diverged") and rows(cli)["tune", "1"].why == "its parent has diverged"
+    assert "5 done (1 diverged)" in cli("status") and "--retry" not in cli("status", "seed=1", "--once").partition("score")[0]
+    for words in (["cluster=debug"], ["cluster=debug", "--retry"]):
+        assert "1 of 7 not started, since the run that it starts from has diverged" in cli("launch", *words)
+    assert states(cli) == DONE | diverged
+
+
 def test_a_retry_replaces_the_job_of_a_table_that_waits_for_the_other_runs(cli, answers, submissions):
     cli("launch", "cluster=slurm")
     for batch in cli.sweep.batches():
@@ -148,6 +160,37 @@ def test_what_a_live_run_will_change_is_made_again_and_so_is_what_reads_that(cli
     submissions.clear()
     cli("launch", "cluster=slurm", "train.steps=30")
     assert stages_of(submissions) == ["score", "second", "table"]
+
+
+def test_more_steps_for_a_live_run_are_not_nothing_and_after_its_end_it_is_not_requeued(cli, answers, submissions):
+    cli.grid = write_grid(cli.folder, seeds=[0])
+    cli("launch", "cluster=slurm", "train.steps=20")
+    queue_of(cli, answers, train="RUNNING")
+    text = cli("launch", "cluster=slurm", "train.steps=30")
+    assert "1 of 1 in the queue or running for 20 steps: to extend them, launch again at their end" in text
+    assert cli.sweep.runs().popitem()[1].steps == 20
+    (run,) = cli.sweep.runs().values()
+    queue_of(cli, answers, train="FAILED")
+    batch = cli.sweep.latest_batches()[run.name].name
+    cli.sweep.note(run.name, "start", batch=batch, step=0)
+    cli.sweep.note(run.name, "end", how="done", step=20)
+    cli("launch", "cluster=slurm", "train.steps=30")
+    queue_of(cli, answers, train="PENDING")
+    assert states(cli) == {("train", "0"): "pending"}
+    # Pre-empted, and in the queue again.
+    batch = cli.sweep.latest_batches()[run.name].name
+    cli.sweep.note(run.name, "start", batch=batch, step=20)
+    assert states(cli) == {("train", "0"): "requeued"}
+
+
+def test_a_label_says_what_a_stage_changes(cli):
+    tune = {"name": "tune", "of": "train", "base": {"init": "{parent}", "route": "none", "train.lr": 0.5}}
+    cli.grid = write_grid(cli.folder, seeds=[0], base={"route": "2-8"}, axes={"train.lr": [0.1, 0.2]}, stages=[tune])
+    labels = [f"tune: train.lr={lr} seed=0 (route=none train.lr=0.5)" for lr in (0.1, 0.2)]
+    text = cli("launch", "cluster=debug", "--dry-run")
+    assert all(f"  {label}  " in text for label in labels)
+    cli("launch", "cluster=debug")
+    assert all(f"  {label}  " in cli("status") for label in labels)
 
 
 def test_a_retry_makes_a_table_of_tables_again_and_takes_a_child_whose_parent_is_live(cli, answers, submissions):

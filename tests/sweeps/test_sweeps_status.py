@@ -48,7 +48,7 @@ def fake_sweep(root, count):
 
 
 def write_beat(run):
-    beat = {"status": "running", "step": 4, "images_per_s": 7, "eta_s": 75, "time": time.time() + 1}
+    beat = {"status": "running", "step": 4, "images_per_s": 7, "eta_s": 75, "time": time.time() + 60}
     Path(run.folder, "status.json").write_text(json.dumps(beat))
 
 

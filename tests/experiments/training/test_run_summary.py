@@ -10,7 +10,9 @@ from matplotlib.figure import Figure
 from small import ROOT, small
 
 from experiments.config.compose import load
+from experiments.runtime import run_folder
 from experiments.runtime.console import Console
+from experiments.training.divergence import has_diverged
 from experiments.training.run_end import moving_average
 from experiments.training.session import train
 from experiments.training.summary import read_summary, show_results
@@ -79,3 +81,28 @@ def test_a_picture_that_cannot_be_drawn_leaves_a_finished_run_done(module, error
 def test_the_moving_average_of_losses_starts_without_excess_of_the_first():
     assert moving_average([5.0] * 4) == pytest.approx([5.0] * 4)
     assert moving_average([9.0, 1.0])[1] == pytest.approx((0.7 * 9 + 1) / 1.7)
+
+
+@pytest.mark.parametrize(
+    ("losses", "least", "diverged"),
+    [
+        ([1.0, 0.9, 0.5], 0.0, False),
+        ([1.0, 1.2], 0.0, False),
+        ([0.3, 1.0], 0.0, False),  # the first steps of a fine-tune
+        ([1.0, 1e7], 0.0, True),
+        ([1.0, None], 0.0, True),
+        ([None, 0.9], 0.0, False),
+        ([-0.4, -0.3], -0.5, False),
+        ([-0.4, 0.1], -0.5, True),
+        ([], 0.0, False),  # shorter than the interval of the lines
+    ],
+)
+def test_a_run_whose_loss_has_grown_or_is_not_finite_has_diverged(losses, least, diverged):
+    assert has_diverged(losses, least) == diverged
+
+
+def test_a_diverged_run_ends_with_a_mark(tmp_path, capsys):
+    folder = train(small(tmp_path, "train.lr=1", "train.warmup=0", "train.steps=16"))
+    assert json.loads((folder / "summary.json").read_text())["diverged"] is True
+    assert "\ndiverged    the loss has grown or is not finite" in capsys.readouterr().out
+    assert run_folder.diverged(folder) and not run_folder.diverged(tmp_path)

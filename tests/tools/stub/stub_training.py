@@ -92,6 +92,7 @@ def work(config, folder, options, write):
         summary |= {"master": os.environ.get("MASTER_ADDR", "")}
         summary |= {"threads": os.environ.get("OMP_NUM_THREADS"), "ballast": len(ballast)}
         summary |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+        summary |= {"diverged": options.get("diverged", False)}
         if options.get("weights"):  # that a run of a later stage starts from
             values = np.full(3, config.seed + step, np.float32)
             save_file({"ema.w": values}, folder / "model.safetensors")
