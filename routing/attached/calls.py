@@ -1,21 +1,20 @@
-"""Where the call and the output of a foreign block hold its tokens, tables and masks."""
+"""Where the call of a foreign block holds its tokens and what comes with them, and its output."""
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from routing.attached.kept import KeptTokens
+from routing.attached.keep import AttachError, KeptTokens
 from routing.errors import require
-from routing.layout import Layout
-from routing.options import RoutingError
 
-# Arguments that hold one row for each token, in the block lists of diffusers and timm.
+# Arguments that hold one row for each token, in the block lists of diffusers and timm. Other names
+# are recognised by a run of the block (`routing.attached.positions`).
 TABLES = (
     "image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb", "rope_cos", "rope_sin",
     "position_embeddings", "extra_pos_emb", "noise_mask",
@@ -29,6 +28,7 @@ _MASKS = (
 _CAUSAL = {"src_mask": "is_causal", "tgt_mask": "tgt_is_causal"}
 _TOKENS = ("hidden_states", "x")
 TEXT = "encoder_hidden_states"
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _NO_TOKENS = "a block got no tokens of shape (batch, tokens, width)"
 _SHARED = (
     "these blocks share one rotary table in the batch, so samples cannot keep different tokens; "
@@ -36,31 +36,43 @@ _SHARED = (
 )
 
 
-class AttachError(RoutingError):
-    """Unsupported blocks, or a call in which the image tokens cannot be identified."""
-
-
 def inner(block: nn.Module) -> nn.Module:
-    """Return the module behind `torch.compile`'s wrapper, if it has one."""
-    return getattr(block, "_orig_mod", block)
+    """Return the module behind the wrappers of `torch.compile`, FSDP and checkpointing."""
+    for name in _WRAPPERS:
+        wrapped = getattr(block, name, None)
+        if isinstance(wrapped, nn.Module):
+            return inner(wrapped)
+    return block
 
 
 class Signature:
-    """Where a block's call holds its tokens, tables (`extra` ones too) and masks."""
+    """Where a block's call holds its tokens, its per-token arguments and masks.
 
-    def __init__(self, block: nn.Module, extra: Sequence[str] = ()) -> None:
-        parameters = inspect.signature(inner(block).forward).parameters
+    Args:
+        block: The block.
+        extra: Names of arguments with a row for each token, besides `TABLES`.
+        carry: Names of arguments that the block also returns, with a row for each token.
+    """
+
+    def __init__(
+        self, block: nn.Module, extra: Sequence[str] = (), carry: Sequence[str] = ()
+    ) -> None:
+        module = inner(block)
+        parameters = inspect.signature(module.forward).parameters
         self.positions = {name: position for position, name in enumerate(parameters)}
         self.any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # **kwargs
         self.tokens = next(name for name in (*_TOKENS, *parameters) if name in parameters)
+        if parameters[self.tokens].kind is inspect.Parameter.VAR_KEYWORD:
+            self.tokens = _TOKENS[0]
         self.tables = tuple(dict.fromkeys((*TABLES, *extra)))
-        self.name = type(inner(block)).__name__
-        self.library = type(inner(block)).__module__.partition(".")[0]
-        self.returned = _returned(inner(block), self.tokens)
+        self.carry = tuple(carry)
+        self.name = type(module).__name__
+        self.library = type(module).__module__.partition(".")[0]
+        self.returned = _returned(module)
         self.heads: set[int] = set()
-        for module in inner(block).modules():
+        for child in module.modules():
             for attribute in ("num_heads", "heads"):
-                count = getattr(module, attribute, None)
+                count = getattr(child, attribute, None)
                 if isinstance(count, int):
                     self.heads.add(count)
 
@@ -68,22 +80,35 @@ class Signature:
 class Call:
     """The arguments of one call of a block, read and replaced by their names in its signature."""
 
-    def __init__(self, signature: Signature, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.signature, self.args, self.kwargs = signature, args, kwargs
+    def __init__(self, signature: Signature, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        self.signature, self.args, self.kwargs = signature, args, dict(kwargs)
+        names = list(signature.positions)[: len(args)]
+        # More than the signature has come from *args.
+        self._position = {name: i for i, name in enumerate(names)}
+        self._position.update({f"*{i}": i for i in range(len(names), len(args))})
+
+    def copy(self) -> "Call":
+        """Return a call with the same arguments, which can be replaced there alone."""
+        return Call(self.signature, self.args, self.kwargs)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arguments that were given."""
+        return [*self._position, *self.kwargs]
 
     def get(self, name: str) -> Any:
         """Return an argument, or None if it was not given."""
         if name in self.kwargs:
             return self.kwargs[name]
-        position = self.signature.positions.get(name, len(self.args))
-        return self.args[position] if position < len(self.args) else None
+        position = self._position.get(name)
+        return None if position is None else self.args[position]
 
     def put(self, name: str, value: Any) -> None:
         """Replace an argument that was given."""
         if name in self.kwargs:
-            self.kwargs = {**self.kwargs, name: value}
+            self.kwargs[name] = value
         else:
-            position = self.signature.positions[name]
+            position = self._position[name]
             self.args = (*self.args[:position], value, *self.args[position + 1 :])
 
     @property
@@ -114,126 +139,238 @@ class Call:
                 AttachError,
             )
 
-    def tables(self) -> dict[str, Any]:
-        """Return the per-token tables that were given, tensors or tuples of them, by name."""
-        tables = {}
-        for name in self.signature.tables:
-            table = self.get(name)
-            if table is not None:
-                tables[name] = table
-        return tables
+    def others(self) -> Iterator[tuple[str, Any]]:
+        """Return the arguments whose names say nothing: no tokens, tables, masks or text."""
+        known = (self.signature.tokens, *self.signature.carry, *self.signature.tables, TEXT)
+        for name in self.names:
+            if name not in (*known, *MASKS, *_MASKS) and self.get(name) is not None:
+                yield name, self.get(name)
 
-    def token_dimension(self, table: Tensor, layout: Layout, front: int) -> tuple[int | None, bool]:
-        """Return which dimension of a table counts tokens, and whether the batch may share it.
-
-        It is 1 or 2 in `(B, T, ...)` and `(B, 1, T, ...)`; the batch shares `(T, ...)` and
-        `(heads, T, ...)`, also where B is as many. It is None in a table of the text alone, such
-        as QwenImage's second one.
+    def text_rows(self, per_token: Collection[str] = ()) -> set[int]:
+        """Return how many rows the arguments `(B, L, D)` have that may be text.
 
         Args:
-            table: A per-token table.
-            layout: Of the block's sequence: its grid tokens are the last of T, after the prefix,
-                text or both.
-            front: How many tokens of the prefix are class or register tokens in front, which a
-                table may lack.
+            per_token: Names of arguments with a row for each token, which are not.
+        """
+        rows, signature = set(), self.signature
+        for name in {*self.names} - {signature.tokens, *signature.carry, *per_token}:
+            value = self.get(name)
+            if isinstance(value, Tensor) and value.dim() == 3 and len(value) == len(self.tokens):
+                rows.add(value.shape[1])
+        return rows
+
+    @property
+    def joint_text(self) -> int:
+        """Rows of text that come in the argument `encoder_hidden_states`."""
+        text = self.get(TEXT)
+        return text.shape[1] if isinstance(text, Tensor) and text.dim() == 3 else 0
+
+
+class Rows:
+    """Where the per-token arguments of a block count its tokens.
+
+    Args:
+        call: A call of the block.
+        length: Tokens T of the complete sequence.
+        routable: Tokens of it that may skip.
+        front: Class and register tokens in front, which a table may lack.
+        text_last: Text that a block joins to its tokens comes after them.
+    """
+
+    def __init__(
+        self, call: Call, length: int, routable: int, front: int, text_last: bool = False
+    ) -> None:
+        self.batch, self.heads = len(call.tokens), call.signature.heads
+        self.length, self.front, self.text_last = length, front, text_last
+        self.joint = call.joint_text
+        self.counts = {length, routable, length - front}
+        self.lengths = {n + text for n in self.counts for text in (0, self.joint)}
+        self.any_text = call.text_rows() - self.counts
+
+    def dimension(self, table: Tensor) -> int | None:
+        """Return which dimension of an argument that is known to be a table counts tokens.
+
+        It is 1 or 2 in `(B, T, ...)` and `(B, 1, T, ...)`, 0 in `(T, ...)`. It is None in a table
+        of the text alone, such as QwenImage's second one.
 
         Raises:
             AttachError: If no dimension has one of these lengths, or several do.
         """
-        batch, joint = self.tokens.shape[0], self.joint_text
-        tokens, prefix = layout.grid[0] * layout.grid[1], layout.prefix
-        after_front = prefix - front
-        lengths = {tokens + more + text for more in (0, prefix, after_front) for text in (0, joint)}
         is_flags = table.dim() == 2 and not (table.is_floating_point() or table.is_complex())
-        if is_flags and table.shape[0] == batch and table.shape[1] in lengths:
-            return 1, False  # `(B, T)`, which has no features
+        if is_flags and table.shape[0] == self.batch and table.shape[1] in self.lengths:
+            return 1  # `(B, T)`, which has no features
         candidates = (0, *range(1, min(3, table.dim() - 1)))  # the last dimension is features
-        matching = [d for d in candidates if table.shape[d] in lengths]
-        if not matching and joint and any(table.shape[d] == joint for d in candidates):
-            return None, False
-        if table.dim() > 2 and table.shape[0] == batch:
+        matching = [d for d in candidates if table.shape[d] in self.lengths]
+        if not matching and self.joint and any(table.shape[d] == self.joint for d in candidates):
+            return None
+        if table.dim() > 2 and table.shape[0] == self.batch:
             matching = [d for d in matching if d > 0][:1] or matching
         if len(matching) != 1:
             raise AttachError(
                 f"a per-token table of shape {tuple(table.shape)} has "
                 f"{'several dimensions' if matching else 'no dimension'} of "
-                f"{' or '.join(map(str, sorted(lengths)))} tokens"
+                f"{' or '.join(map(str, sorted(self.lengths)))} tokens"
             )
-        dimension = matching[0]
-        by_head = dimension == 1 and table.dim() == 3 and table.shape[0] in self.signature.heads
-        return dimension, dimension == 0 or table.shape[0] != batch or by_head
+        return matching[0]
 
-    def rows(self, table: Tensor, kept: KeptTokens) -> Tensor:
-        """Gather a table's rows of the tokens that stay; rows of text in front stay as they are.
+    def dimensions(self, value: Tensor) -> list[int]:
+        """Return the dimensions of an argument of any name that have as many rows as tokens."""
+        counts = self.lengths | {n + text for n in self.counts for text in self.any_text}
+        return [d for d, size in enumerate(value.shape) if size in counts]
+
+    def is_shared(self, table: Tensor, dimension: int) -> bool:
+        """Whether a table has one row for the token of all samples, as `(T, ...)`."""
+        by_head = dimension == 1 and table.dim() == 3 and table.shape[0] in self.heads
+        return dimension == 0 or table.shape[0] != self.batch or by_head
+
+    def take(self, table: Tensor, dimension: int, kept: KeptTokens) -> Tensor:
+        """Gather a table's rows of the tokens that stay; rows of text stay as they are.
 
         Raises:
-            AttachError: As `token_dimension`, or if samples that keep different tokens share it.
+            AttachError: If samples that keep different tokens share it.
         """
-        length = kept.length
-        dimension, shared = self.token_dimension(table, kept.layout, kept.front)
-        if dimension is None:
-            return table
-        require(not shared or kept.move.shared, _SHARED, AttachError)
+        require(not self.is_shared(table, dimension) or kept.move.shared, _SHARED, AttachError)
         full = table.unsqueeze(0) if dimension == 0 else table.movedim(dimension, 1)
-        # It has rows for the whole sequence, protected tokens included, for all but the class and
-        # register tokens in front, or only for the tokens that may skip.
-        covered, move = length - kept.layout.prefix, kept.routable_move
-        if full.shape[1] - length in (0, self.joint_text):
-            covered, move = length, kept.move
-        elif full.shape[1] - (length - kept.front) in (0, self.joint_text):
-            covered, move = length - kept.front, kept.move_after_front
+        covered, move = self._covered(full.shape[1], kept)
         text = full.shape[1] - covered
-        gathered = torch.cat((full[:, :text], move.take(full[:, text:])), 1)
+        if self.text_last:
+            parts = (move.take(full[:, :covered]), full[:, covered:])
+        else:
+            parts = (full[:, :text], move.take(full[:, text:]))
+        gathered = torch.cat(parts, 1)
         return gathered[0] if dimension == 0 else gathered.movedim(1, dimension)
 
-    @property
-    def joint_text(self) -> int:
-        """Rows of text that come in an argument of their own."""
-        text = self.get(TEXT)
-        return text.shape[1] if isinstance(text, Tensor) and text.dim() == 3 else 0
+    def _covered(self, rows: int, kept: KeptTokens) -> tuple[int, Any]:
+        """Return how many rows of a table are of tokens, and the gather of those that stay.
+
+        It has rows for the whole sequence, protected tokens included, for all but the class and
+        register tokens in front, or only for the tokens that may skip.
+        """
+        texts = {0, self.joint, *self.any_text}
+        if rows - self.length in texts:
+            return self.length, kept.move
+        if rows - (self.length - self.front) in texts:
+            return self.length - self.front, kept.move_after_front
+        return self.length - kept.layout.prefix, kept.routable_move
 
 
-def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a block's output, a tensor `(B, T, D)` or what holds it, its image tokens changed.
+def replace_rows(
+    output: Any,
+    call: Call,
+    change: Callable[[list[Tensor | None]], list[Tensor]],
+    text_rows: Collection[int] | None = None,
+) -> Any:
+    """Return a block's output, its image tokens and what it hands on changed.
 
     The image tokens have the shape of the call's; where text has it too, the names in the block's
-    `return` decide.
+    `return` decide. With `carry`, other tensors with a row for each token are handed on.
+
+    Args:
+        output: A tensor `(B, T, D)` or what holds it.
+        call: The call.
+        change: Gets the image tokens, then a tensor for each name of `carry` (None if the block
+            returned none), and returns what replaces them.
+        text_rows: How many rows text has; unless it has as many as there are tokens, further
+            tensors with a row for each token are refused. None accepts them.
 
     Raises:
-        AttachError: If no tensor has the shape of the call's tokens, or several have it.
+        AttachError: If no tensor has the shape of the call's tokens, or which is which is unclear.
     """
-    name, shape = call.signature.name, call.tokens.shape
     items, spec = tree_flatten(output)
-    candidates = [i for i, x in enumerate(items) if isinstance(x, Tensor) and x.shape == shape]
     returned = call.signature.returned
-    if returned in candidates and len(items) == len(output):
-        candidates = [returned]
-    require(
-        candidates,
-        f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)",
-        AttachError,
-    )
-    require(
-        len(candidates) <= 1,
-        f"{name} returns {len(candidates)} sequences of {shape[1]} tokens, and which one is "
-        "the image's is unknown; use another rate, so that their lengths differ",
-        AttachError,
-    )
-    image = candidates[0]
-    items[image] = change(items[image])
+    if not isinstance(output, tuple | list) or len(items) != len(output):
+        returned = []
+    rows = [i for i, value in enumerate(items) if _has_rows(value, call.tokens)]
+    image = _image(items, rows, returned, call)
+    carried = _carried([i for i in rows if i != image], returned, call.signature)
+    if text_rows is not None and call.tokens.shape[1] not in text_rows:
+        _refuse_handed_on([i for i in rows if i not in (image, *carried)], returned, call)
+    changed = change([items[image], *(None if i is None else items[i] for i in carried)])
+    for i, value in zip((image, *carried), changed, strict=True):
+        if i is not None:
+            items[i] = value
     return tree_unflatten(items, spec)
 
 
-def _returned(block: nn.Module, tokens: str) -> int | None:
-    """Return the position of a name in the tuple that a block's source returns, None if unclear."""
+def _has_rows(value: Any, x: Tensor) -> bool:
+    """Whether a tensor has a row for each token of x, and is no map of attention."""
+    if not isinstance(value, Tensor) or value.shape[:2] != x.shape[:2]:
+        return False
+    return value.dim() < 4 or value.shape[2:] != (x.shape[1], x.shape[1])
+
+
+def _image(items: list, rows: list[int], returned: list[list[str]], call: Call) -> int:
+    """Return which of a block's outputs the image tokens are."""
+    signature, shape = call.signature, call.tokens.shape
+    candidates = [i for i in rows if items[i].shape == shape]
+    position = _position(signature.tokens, returned)
+    if position in candidates:
+        return position
+    require(
+        candidates,
+        f"{signature.name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, "
+        "width)",
+        AttachError,
+    )
+    require(
+        len(candidates) == 1 or (signature.carry and shape[1] not in call.text_rows()),
+        f"{signature.name} returns {len(candidates)} sequences of {shape[1]} tokens, and which one "
+        "is the image's is unknown; use another rate, so that their lengths differ, or name those "
+        "that the next block gets in carry=",
+        AttachError,
+    )
+    return candidates[0]
+
+
+def _carried(rows: list[int], returned: list[list[str]], signature: Signature) -> list[int | None]:
+    """Return which of a block's outputs each name of `carry` is; None for one that is absent."""
+    positions = [_position(name, returned) for name in signature.carry]
+    if None not in positions:
+        return [i if i in rows else None for i in positions]
+    require(
+        len(rows) in (0, len(positions)),
+        f"{signature.name} returns {len(rows)} sequences beside its tokens, and carry= names "
+        f"{', '.join(signature.carry)}; name all that the next block gets, in their order",
+        AttachError,
+    )
+    return list(rows) if rows else [None] * len(positions)
+
+
+def _position(name: str, returned: list[list[str]]) -> int | None:
+    """Return the position of a name in the tuples that a block returns, None if unclear."""
+    positions = {names.index(name) if names.count(name) == 1 else None for names in returned}
+    return positions.pop() if len(positions) == 1 else None
+
+
+def _refuse_handed_on(rows: list[int], returned: list[list[str]], call: Call) -> None:
+    """Refuse outputs with a row for each token that are neither tokens nor named in `carry`."""
+    if not rows:
+        return
+    known = [names[i] for names in returned for i in rows if names[i] in call.signature.positions]
+    name = known[0] if known else None
+    advice = f'carry=("{name}",)' if name else 'carry=("NAME",) with its argument of the next block'
+    raise AttachError(
+        f"{call.signature.name} returns {name or 'a second tensor'} with a row for each of its "
+        f"{call.tokens.shape[1]} tokens beside them, and the tokens that skipped would have none "
+        f"in the next block; pass {advice}"
+    )
+
+
+def _returned(block: nn.Module) -> list[list[str]]:
+    """Return the names in each tuple that a block's source returns; empty for what has none."""
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(block).forward)))
         parsed = ast.parse(source)
     except (OSError, TypeError, SyntaxError):
-        return None
-    positions = set()
+        return []
+    returned = []
     for node in ast.walk(parsed):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
             names = [item.id if isinstance(item, ast.Name) else "" for item in node.value.elts]
-            positions.add(names.index(tokens) if names.count(tokens) == 1 else None)
-    return positions.pop() if len(positions) == 1 else None
+            returned.append(names)
+    return returned
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """Return the tensors in an argument."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

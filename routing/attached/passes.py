@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from routing.attached.calls import AttachError
-from routing.attached.kept import KeptTokens
+from routing.attached.keep import AttachError, KeptTokens
 from routing.rng import Draws
+from routing.route import Route
 
 _REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
 _WAITING = 8  # passes without gradients yet; more than one is already ambiguous
@@ -42,6 +42,10 @@ _COPIED_INPUT = (
 _Address = tuple[int, int]  # of a tensor's storage, and the offset in it
 
 
+class Skipped(list[Tensor | None]):
+    """All tokens at the start of a segment, then what blocks hand on; can be referenced weakly."""
+
+
 @dataclass(eq=False)
 class ForwardPass:
     """State of one forward pass.
@@ -50,13 +54,14 @@ class ForwardPass:
         step: Its number, among the routed ones.
         grads: Whether it began with gradients.
         routed: Whether tokens are routed in it, known once a route starts.
+        route: Its route, from then on.
         last: Last block that it entered.
         task: The backward pass that runs it again; None in the forward pass.
         replayed: Whether some of it was run again.
         finished: Whether it was run again before a later pass began.
         kept: The tokens that stayed in each segment.
-        skipped: All tokens at the start of the segment that is open, which those that skip return
-            to.
+        skipped: All tokens, and what blocks hand on, at the start of the segment that is open:
+            those that skip return to it.
         skipped_refs: The same of closed segments, for as long as autograd's graph lives.
         closed_without_grad: Segments that were closed without gradients.
         next_block: Which block came after each; a model may leave some out.
@@ -67,13 +72,14 @@ class ForwardPass:
     step: int
     grads: bool
     routed: bool = False
+    route: Route | None = None
     last: int = -1
     task: int | None = None
     replayed: bool = False
     finished: bool = False
     kept: dict[int, KeptTokens] = field(default_factory=dict)
-    skipped: dict[int, Tensor] = field(default_factory=dict)
-    skipped_refs: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+    skipped: dict[int, Skipped] = field(default_factory=dict)
+    skipped_refs: dict[int, weakref.ref[Skipped]] = field(default_factory=dict)
     closed_without_grad: set[int] = field(default_factory=set)
     next_block: dict[int, int] = field(default_factory=dict)
     late_ends: dict[int, int] = field(default_factory=dict)
@@ -83,13 +89,16 @@ class ForwardPass:
         """Return the pass's random numbers for this process's samples."""
         return Draws(seed, self.step, torch.arange(batch, device=device) + _rank() * batch)
 
-    def open(self, k: int, tokens: Tensor) -> Tensor:
-        """Begin segment `k`: take its tokens `(B, K, D)` from all of them, `(B, T, D)`."""
-        self.skipped[k] = tokens
-        return self.kept[k].move.take(tokens)
+    def open(self, k: int, values: list[Tensor | None]) -> list[Tensor | None]:
+        """Begin segment `k`: take its rows `(B, K, ...)` of the tokens and what blocks hand on."""
+        self.skipped[k] = Skipped(values)
+        take = self.kept[k].move.take
+        return [None if value is None else take(value) for value in values]
 
-    def close(self, k: int, tokens: Tensor) -> Tensor:
-        """End segment `k`: put its tokens `(B, K, D)` back among the others, `(B, T, D)`.
+    def close(self, k: int, values: list[Tensor | None]) -> list[Tensor | None]:
+        """End segment `k`: put its rows `(B, K, ...)` back among the others, `(B, T, ...)`.
+
+        What was not there at the segment's start is 0 for the tokens that skipped.
 
         Raises:
             AttachError: If this is a recomputation and the others are gone.
@@ -101,8 +110,12 @@ class ForwardPass:
             base = self.skipped_refs[k]()
         if base is None:
             raise AttachError(_REENTRANT if k in self.closed_without_grad else _GONE)
-        out = self.kept[k].move.put(base, tokens)
-        node: Any = out.grad_fn
+        kept, out = self.kept[k], []
+        for before, value in zip(base, values, strict=True):
+            if value is not None and before is None:
+                before = value.new_zeros(len(value), kept.length, *value.shape[2:])
+            out.append(value if value is None else kept.move.put(before, value))
+        node: Any = out[0].grad_fn
         if self.task is None and not torch.is_grad_enabled():
             self.closed_without_grad.add(k)
         elif self.task is None and node is not None:

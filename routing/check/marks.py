@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import Call, Signature, replace_image
+from routing.attached.calls import Call, Signature, replace_rows
 from routing.attached.passes import recomputing
 from routing.check.subject import CheckError, RoutedModel
 from routing.errors import require
@@ -216,8 +216,10 @@ class _Observer:
         channel, value = bit_channel(block)
         bit[channel] = value
         # Detached: the gradient of an activation that overflowed must not come back as 0 * inf.
-        return replace_image(
-            output, call, lambda image: torch.where(is_marked, x + bit, image.detach().to(x.dtype))
+        return replace_rows(
+            output,
+            call,
+            lambda values: [torch.where(is_marked, x + bit, values[0].detach().to(x.dtype))],
         )
 
     def leave(self, module: nn.Module, args: tuple, output: Any) -> None:

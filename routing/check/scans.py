@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from routing.attached.calls import Call, inner, replace_image
+from routing.attached.calls import Call, inner, replace_rows
 from routing.check.marks import marked_tokens
 from routing.check.subject import RoutedModel
 
@@ -99,20 +99,20 @@ def scan_steps(module: nn.Module, call: Call, columns: Tensor) -> Tensor | None:
     if torch.is_inference_mode_enabled():
         return None  # without gradients
     x = torch.randn_like(call.tokens).requires_grad_()
-    again = Call(call.signature, call.args, call.kwargs)
+    again = call.copy()
     again.tokens = x
     outputs: list[Tensor] = []
 
-    def note(image: Tensor) -> Tensor:
-        outputs.append(image)
-        return image
+    def note(values: list[Tensor]) -> list[Tensor]:
+        outputs.append(values[0])
+        return values
 
     # Under activation checkpointing, hooks would note what this saves as the model's own.
     saved_as_they_are = torch.autograd.graph.saved_tensors_hooks(_same, _same)
     with torch.enable_grad(), saved_as_they_are:
         try:
             output = inner(module).forward(*again.args, **again.kwargs)
-            replace_image(output, again, note)
+            replace_rows(output, again, note)
         except Exception:  # a block that cannot be run twice is not compared
             return None
         if not outputs[0].requires_grad:

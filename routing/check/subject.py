@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from routing.attached.arguments import check_names
 from routing.attached.calls import Signature
-from routing.attached.protected import is_usable_slice, protected_mask
+from routing.attached.hooks import check_names
+from routing.attached.keep import is_usable_slice, protected_mask
 from routing.errors import require
 from routing.options import RoutingError
 from routing.route import Route

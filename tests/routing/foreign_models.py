@@ -15,7 +15,7 @@ import torch
 from checked_models import randomise
 
 import routing
-from routing.attached.supported import geometry
+from routing.attached.models import geometry
 from routing.check import RoutedModel
 
 BATCH, DEPTH, SIDE = 3, 4, 4

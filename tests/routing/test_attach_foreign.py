@@ -61,7 +61,7 @@ class Pair(nn.Module):
 def test_outputs_without_one_image_are_refused(text, rows, part):
     blocks = [Pair(), Pair(rows)]
     x, y = torch.randn(BATCH, IMAGE, 4), torch.randn(BATCH, text, 4)
-    with routing.attach(blocks, "0-1"), pytest.raises(AttachError, match=part):
+    with routing.attach(blocks, "0-1", ordered=True), pytest.raises(AttachError, match=part):
         for block in blocks:
             y, x = block(x, encoder_hidden_states=y)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import routing
 from routing import AttachError, Selection
-from routing.attached.kept import KeptTokens
+from routing.attached.keep import KeptTokens
 from routing.layout import Layout
 
 pytest.importorskip("diffusers")
@@ -227,7 +227,7 @@ def test_wan_s_timesteps_of_each_token_go_with_their_tokens():
     model, blocks, inputs, _ = build_model("Wan")
     inputs["timestep"] = torch.randint(1000, (BATCH, IMAGE))
     dense = run(model, inputs)
-    with routing.attach(blocks, "1-2@0.5", extra=("temb",)) as attached:
+    with routing.attach(blocks, "1-2@0.5") as attached:
         with recorded(model.blocks[0], "temb") as before, recorded(model.blocks[1], "temb") as after:
             run(model, inputs)
         (ids,) = attached.inner[0].ids

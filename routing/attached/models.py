@@ -1,12 +1,16 @@
-"""Which models and blocks of other libraries can be routed, and where their image tokens begin."""
+"""Which models and blocks of other libraries can be routed, and where their image tokens begin.
+
+This is what their classes and attributes show; `routing.attached.positions` looks at a run.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from routing.attached.calls import TEXT, AttachError, Call, Signature, inner
+from routing.attached.calls import TEXT, Call, Signature, inner
+from routing.attached.keep import AttachError
 from routing.errors import require
 
 _COUNTED = ("joint_transformer_blocks", "transformer_blocks", "single_transformer_blocks")
@@ -35,8 +39,31 @@ _TEXT_AROUND = {
 }
 
 
-def refuse_positional(block: nn.Module) -> None:
+def block_list(blocks: Any) -> list[nn.Module]:
+    """Return the blocks as a list, each of them once."""
+    members = list(blocks) if isinstance(blocks, Iterable) else []
+    require(
+        members and all(isinstance(block, nn.Module) for block in members),
+        "blocks: expected a model or its list of blocks, as in model.blocks",
+        AttachError,
+    )
+    for i, first in enumerate(map(members.index, members)):
+        require(
+            first == i,
+            f"block {i} is block {first} once more, and their calls cannot be told apart; pass a "
+            "list in which every block is another module",
+            AttachError,
+        )
+    return members
+
+
+def refuse_positional(block: nn.Module, ordered: bool = False, own: bool = False) -> None:
     """Refuse a block that mixes tokens by their position in the sequence or image.
+
+    Args:
+        block: The block.
+        ordered: Accept causal convolutions and recurrences.
+        own: Accept all that mixes tokens by position.
 
     Raises:
         AttachError: If it has convolutions over tokens, pooling, windows, a table of relative
@@ -61,14 +88,33 @@ def refuse_positional(block: nn.Module) -> None:
             "samples; build it with batch_first=True",
             AttachError,
         )
-        reason = _mixes_by_position(module, path.split(".")[-1])
         module_path = f"{block_name}.{path}" if path else block_name
+        mixer = None if own else _mixes_by_order(module)
+        require(
+            mixer is None or ordered,
+            f"{module_path} is {mixer}, which mixes tokens along the sequence; pass ordered=True "
+            "if it should see the tokens of a route as one sequence",
+            AttachError,
+        )
+        reason = None if own or mixer else _mixes_by_position(module, path.split(".")[-1])
         require(
             reason is None,
             f"{module_path} is {reason}, which mixes tokens by position; attach to blocks of "
-            "plain attention and MLPs",
+            'plain attention and MLPs (positions="own" routes these all the same)',
             AttachError,
         )
+
+
+def _mixes_by_order(module: nn.Module) -> str | None:
+    """Return what kind of causal layer mixes tokens along the sequence; None if it does not."""
+    if isinstance(module, nn.RNNBase):
+        return "a recurrence"
+    if isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1:
+        # Padded by its reach on both sides and cut, or padded on the left by the block itself.
+        reach = (module.kernel_size[0] - 1) * module.dilation[0]
+        if module.padding in ((0,), (reach,)):
+            return "a causal convolution"
+    return None
 
 
 def _mixes_by_position(module: nn.Module, name: str) -> str | None:
@@ -94,6 +140,27 @@ def _is_positive(value: Any) -> bool:
         if isinstance(side, int) and not isinstance(side, bool) and side > 0:
             return True
     return False
+
+
+def refuse_long_skips(signatures: Sequence[Signature]) -> None:
+    """Refuse blocks that also take the output of an earlier block, in an argument `skip`.
+
+    A route would hand them the tokens of another subset, or of another number.
+    """
+    for i, signature in enumerate(signatures):
+        require(
+            "skip" not in signature.positions,
+            f"block {i} ({signature.name}) takes a long skip connection (its argument skip), whose "
+            "tokens would be others than those of the route; attach to blocks without one",
+            AttachError,
+        )
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model behind wrappers of data parallelism, which hide its attributes."""
+    known = isinstance(getattr(model, "blocks", None), nn.Module) or hasattr(model, _COUNTED[1])
+    wrapped = getattr(model, "module", None)
+    return unwrap(wrapped) if isinstance(wrapped, nn.Module) and not known else model
 
 
 def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None, int | None]:
