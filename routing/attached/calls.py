@@ -257,7 +257,7 @@ class Rows:
 def replace_rows(
     output: Any,
     call: Call,
-    change: Callable[[list[Tensor | None]], list[Tensor]],
+    change: Callable[[list[Any]], list[Any]],
     text_rows: Collection[int] | None = None,
 ) -> Any:
     """Return a block's output, its image tokens and what it hands on changed.

@@ -351,11 +351,11 @@ class Attached:
             return _span(route)
         return self._spans[route]
 
-    def _values(self, call: Call) -> list[Tensor | None]:
+    def _values(self, call: Call) -> list[Any]:
         """Return the tokens of a call and what blocks hand on."""
         return [call.tokens, *(call.get(name) for name in call.signature.carry)]
 
-    def _put(self, call: Call, values: Sequence[Tensor | None]) -> None:
+    def _put(self, call: Call, values: Sequence[Any]) -> None:
         """Replace the tokens of a call and what blocks hand on."""
         for name, value in zip((call.signature.tokens, *call.signature.carry), values, strict=True):
             if value is not None:

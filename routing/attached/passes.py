@@ -42,7 +42,7 @@ _COPIED_INPUT = (
 _Address = tuple[int, int]  # of a tensor's storage, and the offset in it
 
 
-class Skipped(list[Tensor | None]):
+class Skipped(list[Any]):
     """All tokens at the start of a segment, then what blocks hand on; can be referenced weakly."""
 
 
@@ -89,13 +89,13 @@ class ForwardPass:
         """Return the pass's random numbers for this process's samples."""
         return Draws(seed, self.step, torch.arange(batch, device=device) + _rank() * batch)
 
-    def open(self, k: int, values: list[Tensor | None]) -> list[Tensor | None]:
+    def open(self, k: int, values: list[Any]) -> list[Any]:
         """Begin segment `k`: take its rows `(B, K, ...)` of the tokens and what blocks hand on."""
         self.skipped[k] = Skipped(values)
         take = self.kept[k].move.take
         return [None if value is None else take(value) for value in values]
 
-    def close(self, k: int, values: list[Tensor | None]) -> list[Tensor | None]:
+    def close(self, k: int, values: list[Any]) -> list[Any]:
         """End segment `k`: put its rows `(B, K, ...)` back among the others, `(B, T, ...)`.
 
         What was not there at the segment's start is 0 for the tokens that skipped.
@@ -110,7 +110,7 @@ class ForwardPass:
             base = self.skipped_refs[k]()
         if base is None:
             raise AttachError(_REENTRANT if k in self.closed_without_grad else _GONE)
-        kept, out = self.kept[k], []
+        kept, out = self.kept[k], list[Any]()
         for before, value in zip(base, values, strict=True):
             if value is not None and before is None:
                 before = value.new_zeros(len(value), kept.length, *value.shape[2:])

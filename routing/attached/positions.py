@@ -166,7 +166,7 @@ def dependence(
     result = None
     for count in counts:
         per_token, args, kwargs = run(count)
-        given = {**dict(enumerate(args)), **kwargs}
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         tensors = {f"argument {k}": v for k, v in given.items() if isinstance(v, Tensor)}
         labels = _Labels(module, tensors, per_token, (count, front, back), ordered)
         result = _run_once(module, labels, per_token[0].device, args, kwargs)
@@ -250,7 +250,7 @@ class _Labels(TorchDispatchMode):
             self.labels[tensor] = _TOKENS
         self.learned: set[str] = set()  # sources that are parameters, whose values may be zero yet
         count, front, back = lengths
-        # Where the tokens that may skip are in a sequence of each length; it may be cut around them.
+        # Where those that may skip are in a sequence of each length, which may be cut around them.
         self.free: dict[int, tuple[int, int]] = {count: (front, count - back)}
         self.joined: dict[int, int] = {}
         self.count, self.ordered = count, ordered

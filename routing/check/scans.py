@@ -103,7 +103,7 @@ def scan_steps(module: nn.Module, call: Call, columns: Tensor) -> Tensor | None:
     again.tokens = x
     outputs: list[Tensor] = []
 
-    def note(values: list[Tensor]) -> list[Tensor]:
+    def note(values: list[Any]) -> list[Any]:
         outputs.append(values[0])
         return values
 
