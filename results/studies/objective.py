@@ -50,11 +50,8 @@ def _contrasts(scores: pd.DataFrame) -> pd.DataFrame:
     )
     rows = []
     for first, second in CONTRASTS:
-        pairs = (
-            samples.loc[first]
-            .reset_index("sampler")
-            .join(samples.loc[second].reset_index("sampler"), rsuffix=" of the other")
-        )
+        one, other = (samples.loc[arm].reset_index("sampler") for arm in (first, second))
+        pairs = one.merge(other, on="seed", suffixes=("", " of the other"))
         loss = ""
         if first[0] == second[0]:  # losses of different objectives are different quantities
             pairs = pairs[pairs["sampler"] == pairs["sampler of the other"]]
