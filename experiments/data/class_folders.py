@@ -11,6 +11,11 @@ from experiments.data.data_options import DataError, require
 
 LABEL_FILE = "dataset.json"
 _SPLIT = re.compile(r"(train|training|val|valid|validation|test|testing|dev)([-_]?[0-9]{4})?", re.I)
+_SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 _EDM_NAME = re.compile(r"[0-9]{5}/img[0-9]{8}\.[A-Za-z]+")
 
 
@@ -70,6 +75,27 @@ def _refuse_splits(root: Path, names: Sequence[str]) -> None:
         if len(folders) > 1:
             return
         parent /= folders[0]
+
+
+def refuse_split_files(root: Path, files: Sequence[Path]) -> None:
+    """Refuse tars, tables or shards of several splits, by their names and those of their folders.
+
+    Such as `data/train-00000-of-00002.parquet` beside `data/validation-00000-of-00001.parquet`.
+    """
+    examples: dict[str, Path] = {}
+    for file in files:
+        words = re.split("[^a-z]+", file.relative_to(root).as_posix().lower())
+        splits = {_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD}
+        if len(splits) == 1:
+            examples.setdefault(splits.pop(), file)
+    if len(examples) > 1:
+        names = [examples[split].relative_to(root).as_posix() for split in sorted(examples)]
+        first = examples.get("train") or next(iter(examples.values()))
+        pattern = re.sub("[0-9]{3,}", "*", first.name)
+        raise DataError(
+            f"{root} holds several splits ({', '.join(names)}), which would be one data set; use "
+            f"each by itself, such as --files '{pattern}' of prepare, or a folder of its own"
+        )
 
 
 def edm_labels(path: Path, names: Sequence[str]) -> list[int | None] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -59,6 +60,17 @@ def contents_lines(
         names = textwrap.shorten(", ".join(class_names), width, placeholder=" ...")
         line += f": {names}"
     return [line]
+
+
+def warn_of_empty_classes(name: str, present: Collection[int], class_names: Sequence[str]) -> None:
+    """Warn of classes of data `name` without a training sample; `present` are those with one."""
+    empty = [number for number in range(len(class_names)) if number not in present]
+    if empty:
+        warnings.warn(
+            f"data={name}: {len(empty):,} of {len(class_names):,} classes have no training sample, "
+            f"such as {class_names[empty[0]]}; the model does not learn what they look like",
+            stacklevel=2,
+        )
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,10 @@ class DataOptions:
     def contents_lines(self, task: str) -> list[str]:
         """Return `contents_lines` where no sample must be read for it; used by a dry run."""
         return []
+
+    def left_out(self) -> str:
+        """Return what lies beside the samples and is not read, for the console; empty for none."""
+        return ""
 
     def undecodable_reason(self) -> str:
         """Return why samples cannot become images on this machine; empty if they can."""

@@ -17,6 +17,7 @@ from safetensors import safe_open
 
 from backbones.parsing import bytes_of, check_file, json_of
 from backbones.validation import OptionError, validate
+from experiments.data.class_folders import refuse_split_files
 from experiments.data.data_options import DataError, require
 from experiments.data.tars import LATENT_FIELDS, Member, latent_header, walk
 from experiments.runtime.files import visible_files
@@ -153,6 +154,7 @@ def store_layout(folder: Path) -> Literal["prepared", "tars", "shards"]:
     if ".tar" in suffixes:
         return "tars"
     if ".safetensors" in suffixes:
+        refuse_split_files(folder, visible_files(folder, "*.safetensors"))
         return "shards"
     listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     raise DataError(

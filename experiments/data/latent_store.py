@@ -72,6 +72,7 @@ class Store:
             counts: Number of rows of each file.
         """
         self._files = [tensors for _, tensors in files]
+        self._mapped = [(path, path.stat()) for path, _ in files]
         for (path, tensors), count in zip(files, counts, strict=True):
             for name, row_shape in row_shapes.items():
                 # Mirrored latents have the type of the others.
@@ -87,6 +88,8 @@ class Store:
     def _rows_of(self, index: Tensor) -> list[tuple[Tensors, int]]:
         """Return the file of each row (B,), and its position in that file."""
         files = np.searchsorted(self._ends, index.numpy(), side="right")
+        for number in np.unique(files):
+            _check_size(*self._mapped[number])
         positions = index.numpy() - np.concatenate(([0], self._ends))[files]
         rows = []
         for file, position in zip(files, positions.tolist(), strict=True):
@@ -120,12 +123,35 @@ class Store:
         Reading all rows would take hours, and latents of another encoder differ in every row.
         """
         digest = hashlib.sha256(json.dumps(description).encode())
-        row_count = min(self.count, 64)
-        sample = torch.arange(row_count) * self.count // max(row_count, 1)
-        for part in (self.latents(sample), self.labels, self.mean, self.std):
+        for part in (self.latents(self._spread_rows()), self.labels, self.mean, self.std):
             if part is not None:
                 digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
+
+    def check_finite(self, path: str) -> None:
+        """Refuse latents that are not finite, among 64 rows that are spread over the store."""
+        rows = self._spread_rows()
+        bad = rows[~self.latents(rows).isfinite().flatten(1).all(1)]
+        if len(bad):
+            raise DataError(
+                f"{len(bad)} of {len(rows)} samples read of {path} are not finite, the "
+                f"first is number {int(bad[0])}; make the latents again"
+            )
+
+    def _spread_rows(self) -> Tensor:
+        count = min(self.count, 64)
+        return torch.arange(count) * self.count // max(count, 1)
+
+
+def _check_size(path: Path, opened: os.stat_result) -> None:
+    """Refuse a file that was cut since it was mapped: reading beyond its end kills the process."""
+    with contextlib.suppress(FileNotFoundError):  # removed or replaced: the mapping is intact
+        now = path.stat()
+        require(
+            now.st_ino != opened.st_ino or now.st_size >= opened.st_size,
+            f"{path} was cut from {opened.st_size} to {now.st_size} bytes while it was in use; "
+            "restore it, and run the same command again to resume",
+        )
 
 
 def _check_tensor(

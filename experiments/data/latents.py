@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import DataError, require
+from experiments.data.data_options import DataError, require, warn_of_empty_classes
 from experiments.data.dataset import Batch, Condition, Rows, SampleOrder
 from experiments.data.encoders import sample_moments
 from experiments.data.latent_manifest import low_label_warning
@@ -27,14 +27,15 @@ from routing.rng import Draws
 SD_SCALE = 0.18215
 _HELD_OUT_SEED = 0x7EAD
 _STATISTICS_SAMPLES = 2048
-# Each class has a name and a row of the model's embedding.
-_MAX_CLASSES = 1 << 20
+# Labels of a part of ImageNet are in range, though it has fewer samples than classes.
+_USUAL_CLASSES = 1000
 
 
 class Latents(LatentSpace):
     """A latent store, with a second store or a part of the first one as held-out split."""
 
     reads_disk = True
+    _warned = False  # of latents that are not finite
 
     def _open(self) -> None:
         super()._open()
@@ -46,10 +47,12 @@ class Latents(LatentSpace):
         self._rows = {"train": torch.arange(store.count)}  # rows of its store in each split
         self.shape = store.shape
         self.fingerprint = store.fingerprint
+        store.check_finite(options.path)
         self._read_conditions(store, options.path)
         if options.test:
             test_store = open_store(options.test, kind=options.kind, verify=options.verify)
             self._check_alike(store, test_store)
+            test_store.check_finite(options.test)
             self._read_conditions(test_store, options.test)
             self._stores["test"] = test_store
             self._rows["test"] = torch.arange(test_store.count)
@@ -57,6 +60,10 @@ class Latents(LatentSpace):
         elif options.held_out:
             self._hold_out(store, options.held_out)
         self.sizes = {split: len(rows) for split, rows in self._rows.items()}
+        # A lowest label above 0 has a warning of its own.
+        if self.task == "class" and store.labels is not None and int(store.labels.min()) == 0:
+            present = set(store.labels[self._rows["train"]].unique().tolist())
+            warn_of_empty_classes("latents", present, self.class_names)
         self._set_decoding(store)
 
     def _hold_out(self, store: Store, held_out: int) -> None:
@@ -101,7 +108,13 @@ class Latents(LatentSpace):
             advice = "use task=none, or store a label (cls) with every latent"
             raise DataError(f"{lacks} labels; {advice}")
         low, high = int(store.labels.min()), int(store.labels.max())
-        require(high < _MAX_CLASSES, f"{path} has label {high}: the store is damaged")
+        # A held-out store's labels are compared with the classes of the training store.
+        named = bool(store.classes or self.options.num_classes or self.num_classes)
+        require(
+            named or high < max(store.count, _USUAL_CLASSES),
+            f"{path} has label {high} and {store.count} samples; set data.num_classes={high + 1} "
+            "if there are so many classes, or repair the store",
+        )
         class_names = self._stores["train"].classes
         # Without a name in common, labels keep their numbers.
         common_names = set(store.classes) & set(class_names)
@@ -198,9 +211,21 @@ class Latents(LatentSpace):
         use_stored_flips = self.options.flip == "auto" and store.has_flips
         tensors, captions = self._conditions(positions, store, cpu_draws)
         tensors["latents"] = store.latents(positions, flip if use_stored_flips else None)
+        self._check_finite(tensors["latents"], positions)
         if self.options.flip == "mirror":
             tensors["mirror"] = flip
         return Rows(tensors, captions)
+
+    def _check_finite(self, latents: Tensor, positions: Tensor) -> None:
+        """Warn once of latents that are not finite: their steps change no weights."""
+        finite = latents.isfinite().flatten(1).all(1)
+        if not (finite.all() or self._warned):
+            self._warned = True
+            warnings.warn(
+                f"{self.options.path}: sample {int(positions[~finite][0])} is not finite; steps "
+                "with such latents are skipped: make the store again",
+                stacklevel=2,
+            )
 
     def _positions(self, index: Tensor, split: str) -> tuple[Tensor, Store]:
         """Return the rows in its store of samples `index` of a split."""

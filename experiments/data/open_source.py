@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from experiments.data.class_folders import refuse_split_files
 from experiments.data.data_options import PICTURES, DataError, require
 from experiments.data.image_sources import FolderSource, ImageSource, TarSource
 from experiments.data.table_source import TableSource
@@ -42,6 +43,8 @@ def open_source(
     if len(by_kind) != 1:
         raise DataError(_mixed_kinds_message(path, files, all_files, by_kind))
     [(kind, source_files)] = by_kind.items()
+    if kind != "images" and path.is_dir():
+        refuse_split_files(path, source_files)
     require(
         captions is None or kind == "images",
         "--captions applies to image folders; tars and tables contain their captions",
@@ -51,12 +54,18 @@ def open_source(
             name is None or kind == "tables",
             f"--{role}-column is for tables, and {path} holds none; leave it out",
         )
+    source: ImageSource
     if kind == "tars":
-        return TarSource(source_files)
-    if kind == "tables":
-        return TableSource(source_files, columns or {})
-    source = FolderSource(path if path.is_dir() else path.parent, source_files, captions)
-    source.ignored_files = [file.name for file in ignored_files if file != source.label_file]
+        source = TarSource(source_files)
+    elif kind == "tables":
+        source = TableSource(source_files, columns or {})
+    else:
+        source = FolderSource(path if path.is_dir() else path.parent, source_files, captions)
+    for file in ignored_files:
+        if file not in (source.label_file, captions):
+            source.left_out.add(
+                f"{file.suffix or 'other'} files", file.relative_to(path).as_posix()
+            )
     return source
 
 

@@ -21,7 +21,13 @@ from annotated_types import Ge, Le
 from PIL import Image
 
 from experiments.data.class_folders import LABEL_FILE
-from experiments.data.data_options import PICTURES, DataError, contents_lines, require
+from experiments.data.data_options import (
+    PICTURES,
+    DataError,
+    contents_lines,
+    require,
+    warn_of_empty_classes,
+)
 from experiments.data.image_options import SplitOptions
 from experiments.data.image_sets import LabelledImages, Split
 from experiments.data.image_sources import FolderSource
@@ -29,6 +35,7 @@ from experiments.data.open_source import list_files, open_source
 from experiments.data.raw_images import crop_ahead
 from experiments.data.stratified_split import stratified_rows
 from experiments.runtime.digest import File, picture_ends, sampled
+from experiments.runtime.files import is_system_file
 
 #: Pixels of more bytes are refused: a run holds them in memory, and two copies while it starts.
 MAX_BYTES = 4 * 10**9
@@ -44,6 +51,7 @@ class FolderSplits(NamedTuple):
     train: FolderSource  # all pictures if there is no `test`
     test: FolderSource | None
     class_names: tuple[str, ...]  # () for unlabelled pictures
+    beside: tuple[str, ...] = ()  # folders beside those of the splits, which are not read
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,7 @@ class FolderOptions(SplitOptions):
             f"data.path={self.path} is no folder; expected one with a subfolder of pictures for "
             "each class",
         )
-        train_folder, test_folder = _split_folders(root)
+        train_folder, test_folder, beside = _split_folders(root)
         train, test = _open_pictures(train_folder), None
         class_names = _class_names(train)
         if test_folder is not None:
@@ -111,7 +119,7 @@ class FolderOptions(SplitOptions):
                 f"unlike {train_folder}; expected the same class folders in both",
             )
         self._check_count(train.count + (test.count if test else 0))
-        return FolderSplits(train, test, class_names)
+        return FolderSplits(train, test, class_names, beside)
 
     def describe(self) -> dict[str, Any]:
         """Return the description, with the number of class folders where the folder exists.
@@ -157,6 +165,14 @@ class FolderOptions(SplitOptions):
             training = splits.train.count - held_out
         return contents_lines({"train": training, "test": held_out}, splits.class_names, task)
 
+    def left_out(self) -> str:
+        """Return files that are no pictures, and folders beside those of the splits."""
+        splits = self.splits
+        parts = [str(source.left_out) for source in (splits.train, splits.test) if source]
+        if splits.beside:
+            parts.append(f"beside the splits: {', '.join(splits.beside)}")
+        return "; ".join(filter(None, parts))
+
     def _check_count(self, count: int) -> None:
         """Refuse more pixels than `MAX_BYTES`, and a single picture."""
         size = count * self.channels * self.size**2
@@ -183,6 +199,7 @@ class FolderOptions(SplitOptions):
                 "held out",
             )
             train_rows, test_rows = stratified_rows(labels, self.test_fraction, self.split_seed)
+            train_rows, test_rows = _with_every_class(labels, train_rows, test_rows)
             train = images[train_rows], labels[train_rows]
             test = images[test_rows], labels[test_rows]
         for split, (_, labels) in (("train", train), ("test", test)):
@@ -191,6 +208,7 @@ class FolderOptions(SplitOptions):
                 f"{self.path} has no readable pictures left for {split} "
                 f"(data.test_fraction={self.test_fraction:g}); expected some in each split",
             )
+        warn_of_empty_classes("folder", set(train[1].tolist()), splits.class_names)
         return LabelledImages({"train": train, "test": test}, splits.class_names)
 
 
@@ -203,16 +221,31 @@ def _files_that_count(root: Path) -> list[tuple[str, Path]]:
     return files
 
 
-def _split_folders(root: Path) -> tuple[Path, Path | None]:
-    """Return the folder of the training pictures, and that of the held-out ones if there is one."""
+def _with_every_class(
+    labels: np.ndarray, train_rows: list[int], test_rows: list[int]
+) -> tuple[list[int], list[int]]:
+    """Return the rows of both splits with a training picture of each class, even of only one."""
+    for row in test_rows:
+        if len(test_rows) > 1 and labels[row] not in labels[train_rows]:
+            train_rows = sorted([*train_rows, row])
+            test_rows = [other for other in test_rows if other != row]
+    return train_rows, test_rows
+
+
+def _split_folders(root: Path) -> tuple[Path, Path | None, tuple[str, ...]]:
+    """Return the folder of the training pictures, that of the held-out ones, and further names.
+
+    The second is None without one. The third are folders that are not read.
+    """
     folders = {entry.name.lower(): entry for entry in sorted(root.iterdir()) if entry.is_dir()}
     train = [folders[name] for name in _TRAIN_FOLDERS if name in folders]
     test = [folders[name] for name in _TEST_FOLDERS if name in folders]
     if train and test:
-        return train[0], test[0]
+        beside = [path.name for path in folders.values() if path not in (train[0], test[0])]
+        return train[0], test[0], tuple(name for name in beside if not is_system_file(name))
     if train and len(folders) == 1:
-        return train[0], None
-    return root, None  # a class may be called train
+        return train[0], None, ()
+    return root, None, ()  # a class may be called train
 
 
 def _open_pictures(folder: Path) -> FolderSource:
@@ -257,12 +290,9 @@ def _read_pictures(
                 labels[count] = numbers[label]
             count += 1
     if skipped:
-        present = set(labels[:count].tolist())
-        empty = [class_names[number] for number in numbers if number not in present]
         warnings.warn(
             f"data=folder: skipped {len(skipped)} of {source.count} pictures of {options.path} "
-            f"that cannot be read, such as {skipped[0]}"
-            + (f"; no picture is left of the class {empty[0]}" if empty else ""),
+            f"that cannot be read, such as {skipped[0]}",
             stacklevel=2,
         )
     return pixels[:count], labels[:count]

@@ -7,7 +7,7 @@ import contextlib
 
 import torch
 
-from experiments.data.data_options import PICTURES, DataError
+from experiments.data.data_options import DataError
 from experiments.data.encoders import Autoencoder, TextEncoder
 from experiments.data.latent_store import LatentStore
 from experiments.data.open_source import open_source
@@ -40,6 +40,8 @@ def prepare(args: argparse.Namespace) -> None:
     if args.limit is not None:
         source.limit(args.limit)
     if args.text is None:
+        if source.captioned:
+            source.left_out.add("captions, as --text names no encoder", "txt", source.count)
         source.captioned = False  # captions that are not read may have any type
     device = _device(args.device)
     vae = Autoencoder(args.vae, device, download=True)
@@ -68,6 +70,8 @@ def prepare(args: argparse.Namespace) -> None:
     if args.verify:
         LatentStore(args.out, verify=True)
     print(manifest.summary(args.out))
+    if str(source.left_out):
+        print(f"left out  {source.left_out}")
 
 
 def _write_shards(writer: StoreWriter) -> None:
@@ -91,11 +95,6 @@ def _write_shards(writer: StoreWriter) -> None:
     finished = writer.shards - len(missing)
     finished_text = f", {finished} finished before" if finished else ""
     console.say(f"{source.count:,} images in {writer.shards} shards{finished_text}")
-    if source.ignored_files:
-        console.say(
-            f"ignored: {len(source.ignored_files):,} other files, such as "
-            f"{source.ignored_files[0]}; images end in {' '.join(PICTURES)}"
-        )
     size = writer.settings.shard
     total = sum(min(size, source.count - number * size) for number in shards)
     done = 0

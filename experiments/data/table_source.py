@@ -10,7 +10,7 @@ from typing import Any
 
 from backbones.parsing import check_file, json_of
 from experiments.data.data_options import DataError, first_line, require
-from experiments.data.image_sources import ImageSource, digest_of
+from experiments.data.image_sources import ImageSource, LeftOut, digest_of
 from experiments.data.raw_images import RawImage
 from experiments.runtime.digest import hash_of, sampled
 
@@ -60,6 +60,10 @@ class TableSource(ImageSource):
             "image" in self._columns and self.count > 0,
             f"{files[0]} has no images in columns {listed}; name the column with --image-column",
         )
+        self.left_out = LeftOut()
+        for name in schema.names:
+            if name not in self._columns.values():
+                self.left_out.add("columns", name)
         self.labelled, self.captioned = "label" in self._columns, "caption" in self._columns
         self.classes = _class_names(schema, self._columns.get("label"))
         # With columns that differ from the guess, the same files are other data.

@@ -19,7 +19,7 @@ from experiments.evaluation.evaluation_record import (
     refuse_flags,
     write_reference,
 )
-from experiments.evaluation.images import Images
+from experiments.evaluation.images import GRID, Images
 from experiments.evaluation.meters import create_meters
 from experiments.evaluation.sampling_options import parse_overrides
 from experiments.evaluation.scoring import measure
@@ -42,6 +42,10 @@ def evaluate_images(
     if "heldout_loss" in (args.metrics or ()):
         raise MetricError(f"heldout_loss is a model's own loss, and {source} holds images")
     images = Images(source)
+    if images.path != source:
+        console.say(f"images      {images.path}")
+    elif (source / GRID).is_file():
+        console.say(f"left out    {GRID}, under which sample.py shows its images together")
     n = images.n if args.samples is None else args.samples
     if n > images.n:
         raise MetricError(

@@ -31,6 +31,8 @@ from routing.errors import require
 ENDLESS = {"train": 20000, "test": 5000}
 #: Most images of a split that are measured; larger splits are subsampled evenly.
 MOST = 50000
+#: Under this name `sample.py` shows its images together.
+GRID = "grid.png"
 # Larger arrays may be compressed by this factor at most: statistics and images do not shrink a
 # hundredfold, and a file of a few kilobytes must not fill the memory.
 _UNCHECKED_BYTES = 64 * 2**20
@@ -158,12 +160,21 @@ def _images_in(archive: zipfile.ZipFile) -> tuple[IO[bytes], tuple[int, ...]]:
 
 
 class Images:
-    """Images on disk in order: pictures by name, or an `.npz` as ADM's samples and references."""
+    """Images on disk in order: pictures by name, or an `.npz` as ADM's samples and references.
+
+    Of a folder that `experiments/sample.py` wrote, these are `samples.npz` or the pictures in
+    `png/`; its `grid.png` shows several images.
+    """
 
     def __init__(self, path: Path) -> None:
+        if (path / GRID).is_file():
+            for name in ("samples.npz", "png"):
+                if (path / name).exists():
+                    path = path / name
+                    break
         self.path, self.files = path, list[Path]()
         if path.is_dir():
-            files = visible_files(path, "*")
+            files = [file for file in visible_files(path, "*") if file.name != GRID]
             self.files = [file for file in files if file.suffix.lower() in PICTURES]
             self.n = len(self.files)
             require(

@@ -49,6 +49,7 @@ def dry_run(config: Config) -> None:
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
         *config.data.contents_lines(config.task),
+        *([f"left out    {left_out}"] if (left_out := config.data.left_out()) else []),
         f"{_training_line(config, info)}, {precision}",
     ]
     if train.optimizer == "muon":

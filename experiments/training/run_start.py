@@ -25,6 +25,8 @@ def print_start(trainer: Trainer, resumed: bool) -> None:
     lines = banner_lines(config, step.cost, trainer.model.describe())
     dataset = trainer.dataset
     lines += contents_lines(dataset.sizes, dataset.class_names, config.task)
+    if left_out := config.data.left_out():
+        lines.append(f"left out    {left_out}")
     if trainer.state.data_digest:
         lines.append(f"digest      {trainer.state.data_digest[:16]} of the data's files")
     console.say("\n".join(lines))

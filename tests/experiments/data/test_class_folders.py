@@ -24,7 +24,7 @@ def test_what_systems_and_editors_leave_is_no_class_and_no_picture(tmp_path):
     source = open_source(tmp_path)
     assert source.classes == ("cat", "dog")
     assert labels_of(source) == {"cat/0.jpg": 0, "dog/0.jpg": 1}
-    assert source.ignored_files == ["Thumbs.db"]
+    assert str(source.left_out) == ".db files: 1 (Thumbs.db)"
 
 
 def test_numbered_folders_are_classes_by_number(tmp_path):
@@ -58,7 +58,7 @@ def test_edms_layout_takes_its_labels_from_dataset_json(tmp_path):
         return open_source(tmp_path)
 
     source = opened([[name, k % 3] for k, name in enumerate(names)])
-    assert source.labelled and source.classes == () and source.ignored_files == []
+    assert source.labelled and source.classes == () and str(source.left_out) == ""
     assert labels_of(source) == dict(zip(names, [0, 1, 2, 0], strict=True))
     source = opened(None)
     assert not source.labelled and set(labels_of(source).values()) == {None}
