@@ -120,7 +120,7 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
         stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
     place = resources.load("slurm", "tiny", {"account": "a"})
     sweep = Sweep(tmp_path / name, "g")
-    text = sbatch_script.script(sweep, place, 2, tmp_path / name / "code")
+    text = sbatch_script.script(sweep, place, 2)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["bash", "-c", "\n".join(lines)]
@@ -128,4 +128,4 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("marker"))
     words = [json.loads(line) for line in (tmp_path / "argv").read_text().splitlines()]
-    assert any(str(sweep.logs) in words_of_one for words_of_one in words), words
+    assert any(str(sweep.launches / "LAUNCH") in words_of_one for words_of_one in words), words

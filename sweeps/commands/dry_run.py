@@ -41,9 +41,8 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool, retry: bo
     lines += ignored_lines(resources, runs)
     if resources.kind == "slurm" and shutil.which("sbatch") is None:
         lines.append("there is no sbatch here: without cluster= a launch trains on this machine")
-    code = sweep.snapshots / "SNAPSHOT"
     for array in arrays if with_arguments else arrays[:1]:
-        lines.append(sbatch_script.script(sweep, array.resources, len(array.runs), code))
+        lines.append(sbatch_script.script(sweep, array.resources, len(array.runs)))
     print("\n".join(lines))
 
 

@@ -60,7 +60,8 @@ class Job:
         root: Folder of the run folders.
         sweep: Name of its sweep.
         cwd: Folder that the launch was in.
-        code: Its code snapshot, or None to run the code as it is.
+        code: Its copy of the code, or None to run the code as it is.
+        version: Hash of that copy.
         batch: Name of its submission.
         kind: slurm, local or debug.
         signal_s: How long before its time limit it gets USR2.
@@ -72,6 +73,7 @@ class Job:
     sweep: str
     cwd: str
     code: str | None
+    version: str | None = None
     batch: str = ""
     kind: str = "slurm"
     signal_s: int = 180
@@ -85,7 +87,8 @@ class Job:
             root=str(sweep.root),
             sweep=sweep.name,
             cwd=os.getcwd(),
-            code=str(sweep.snapshots / batch.code) if batch.code else None,
+            code=str(sweep.launches / batch.launch / "code") if batch.launch else None,
+            version=batch.code or None,
             batch=batch.name,
             kind=batch.kind,
             signal_s=batch.resources["signal_s"],
@@ -103,6 +106,11 @@ class Job:
             return None
         array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+
+    @property
+    def launch(self) -> Path:
+        """Folder of its launch."""
+        return Path(self.code or "").parent
 
     @property
     def folder(self) -> Sweep:
@@ -152,7 +160,7 @@ class Job:
                 self.check_progress(step)
                 self.folder.note(
                     run.name, "start", step=step, job=self.id, pid=os.getpid(),
-                    code=self.code and Path(self.code).name, host=host(), batch=self.batch,
+                    code=self.version, host=host(), batch=self.batch,
                     restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
                 )  # fmt: skip
             with _watchdog(self, run, rank):
@@ -235,7 +243,7 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
             elif time.monotonic() - requested_at > 0.7 * job.signal_s:
                 job.note_end("requeued", signal="USR2, not answered in time")
                 with contextlib.suppress(SweepError):
-                    if job.shared or not requeue(str(job.id), job.folder.logs):
+                    if job.shared or not requeue(str(job.id), job.launch):
                         os._exit(REQUEUE)
                 return
 
@@ -262,7 +270,7 @@ def _end_interrupted(job: Job, run: PlannedRun, rank: int, signal_name: str) -> 
     if requested_requeue and rank == 0:
         print(f"saved step {step}; requeueing {job.id}", flush=True)
         with _note_failures(job, rank):
-            if not requeue(job.id, job.folder.logs):
+            if not requeue(job.id, job.launch):
                 raise SystemExit(REQUEUE)
     wait_for_end(terminated)
 

@@ -24,10 +24,10 @@ from sweeps.jobs.snapshot import python_path
 
 
 def check_code(code: Path) -> None:
-    """Make child processes run the snapshot; raise `SweepError` if this process does not."""
+    """Make child processes run the copy `code`; raise `SweepError` if this process does not."""
     require(
         code.resolve() == ROOT,
-        f"the job imported sweeps from {ROOT}, not from its snapshot {code}: "
+        f"the job imported sweeps from {ROOT}, not from its copy {code}: "
         "PYTHONPATH or a .pth file of this environment comes first",
         SweepError,
     )
@@ -68,14 +68,14 @@ def job_rank(on_slurm: bool) -> int:
     return int(distributed.export(set_cuda_visible_devices=False, overwrite=True).rank)
 
 
-def requeue(job_id: str, logs: Path) -> bool:
+def requeue(job_id: str, launch: Path) -> bool:
     """Requeue a job or array task (`7_2`); False if its script must, once this process has ended.
 
     Raises:
         SweepError: Slurm refuses.
     """
     if shutil.which("scontrol") is None:  # in a container: the script, outside, looks for this file
-        atomic_write(logs / f"{job_id}.requeue", "")
+        atomic_write(launch / f"{job_id}.requeue", "")
         return False
     command = ["scontrol", "requeue", job_id]
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

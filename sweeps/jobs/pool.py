@@ -40,21 +40,24 @@ def start(
         NothingSubmitted: It did not start, or there are too few GPUs.
     """
     gpus = choose_gpus(sweep, workers, [by_run[run.name] for run in runs])
-    folder, code = sweep.pools / batch.name, sweep.snapshots / batch.code
+    folder, launch = sweep.pools / batch.name, sweep.launches / batch.launch
+    code = launch / "code"
     folder.mkdir(parents=True)
     needs = {}
     for run in runs:
         needs[run.name] = (by_run[run.name].gpu_count, by_run[run.name].runs_per_gpu)
     elsewhere = {run: job.partition("/")[0] for run, job in live_jobs.items()}
     jobs = [Job.create(sweep, run, batch) for run in runs]
-    write_jobs(folder, jobs, workers=workers, gpus=gpus, needs=needs, elsewhere=elsewhere)
+    write_jobs(
+        launch / batch.name, jobs, workers=workers, gpus=gpus, needs=needs, elsewhere=elsewhere
+    )
     environment = job_environment(code)
     # The runs share the cores; `train.threads` or OMP_NUM_THREADS override this.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // workers)))
     with (folder / "pool.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sweeps.jobs.pool_process", str(folder)],
+            [sys.executable, "-m", "sweeps.jobs.pool_process", str(launch / batch.name)],
             cwd=code, env=environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
@@ -76,21 +79,29 @@ def running_pools(root: Path) -> list[str]:
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if words[-3:-1] == ["-m", "sweeps.jobs.pool_process"]:
-            folder = Path(words[-1])
-            grid, pool_root = folder.parents[1].name, folder.parents[3]
+            folder = Path(words[-1])  # RUNS/.sweeps/GRID/launches/ID/BATCH
+            grid, pool_root = folder.parents[2].name, folder.parents[4]
             names[folder] = grid if pool_root == root else f"{grid} in {pool_root}"
     return list(names.values())
 
 
 def write_jobs(folder: Path, jobs: Sequence[Job], workers: int, **values: Any) -> None:
-    """Write the files that a pool reads as it starts: one for each job, and pool.json."""
+    """Write the files that a pool reads as it starts: one for each job, and pool.json.
+
+    The folder is in that of their launch, and has the name of the pool.
+    """
     files = {}
     for job in jobs:
         name = job.run["name"]
         files[name] = str(folder / f"{name}.json")
         atomic_write(files[name], json.dumps(job.__dict__))
-    logs = str(jobs[0].folder.logs / jobs[0].batch)
-    content = {"jobs": files, "workers": workers, "logs": logs, **values}
+    first = jobs[0]
+    places = {
+        "root": first.root,
+        "sweep": first.sweep,
+        "logs": str(first.folder.logs / first.batch),
+    }
+    content = {"jobs": files, "workers": workers, **places, **values}
     atomic_write(folder / "pool.json", json.dumps(content))
 
 
@@ -100,7 +111,13 @@ def states(sweep: Sweep, batch: str) -> dict[str, str]:
     runs = run_folder.read(folder / "state.json").get("runs", {})
     if is_locked(folder):
         return {run: str(state) for run, state in runs.items()}
-    return dict.fromkeys(_orphans(folder) if "RUNNING" in runs.values() else (), "RUNNING")
+    orphans = _orphans(sweep, batch) if "RUNNING" in runs.values() else ()
+    return dict.fromkeys(orphans, "RUNNING")
+
+
+def is_alive(sweep: Sweep, batch: str) -> bool:
+    """Return whether a pool, or a run that it started, still runs."""
+    return is_locked(sweep.pools / batch) or bool(_orphans(sweep, batch))
 
 
 def has_left_task(sweep: Sweep, batch: JobBatch, run: str, is_running: bool) -> bool:
@@ -121,15 +138,16 @@ def cancel_in_task(sweep: Sweep, batch: JobBatch, run: str) -> None:
     atomic_write(folder / f"{run}.cancel", "")
 
 
-def _orphans(folder: Path) -> dict[str, psutil.Process]:
+def _orphans(sweep: Sweep, batch: str) -> dict[str, psutil.Process]:
     """Return the worker processes that a killed pool left running, by run."""
     processes = list(psutil.process_iter(["cmdline"]))
     # A forked data worker has the command line of its worker, and a higher number.
     processes.sort(key=lambda process: process.pid, reverse=True)
     workers = {}
     for process in processes:
-        file = Path((process.info["cmdline"] or [""])[-1])
-        if file.parent == folder:
+        words = process.info["cmdline"] or []
+        file = Path(words[-1]) if words[-3:-1] == ["-m", "sweeps.jobs.job"] else Path()
+        if file.parent.name == batch and file.parent.parent.parent == sweep.launches:
             workers[file.stem] = process
     return workers
 
@@ -140,6 +158,6 @@ def cancel(sweep: Sweep, batch: str, run: str) -> None:
     if is_locked(folder):
         atomic_write(folder / f"{run}.cancel", "")
         return
-    worker = _orphans(folder).get(run)
+    worker = _orphans(sweep, batch).get(run)
     if worker is not None:
         worker.terminate()

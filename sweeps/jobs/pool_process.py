@@ -30,6 +30,7 @@ class Pool:
     """The queue and its workers, inside the pool's own process.
 
     Attributes:
+        folder: Its state, and the runs that are to leave it.
         jobs: Files of the jobs, by run.
         logs: What the paths of their logs begin with.
         workers: How many run at once.
@@ -47,13 +48,13 @@ class Pool:
 
     def __init__(self, folder: Path) -> None:
         values = run_folder.read(folder / "pool.json")
-        self.folder = folder
+        self.sweep = Sweep(Path(values["root"]), values["sweep"])
+        self.folder = self.sweep.pools / folder.name
         self.jobs: dict[str, str] = values["jobs"]
         self.logs: str = values["logs"]
         self.workers: int = values["workers"]
         self.needs: dict[str, tuple[int, int]] = values.get("needs", {})
         self.slots = GpuSlots(values.get("gpus", []))
-        self.sweep = Sweep(folder.parents[3], folder.parents[1].name)
         self.elsewhere: dict[str, str] = values.get("elsewhere", {})
         self.queue = list(self.jobs)
         self.live: dict[str, tuple[subprocess.Popen[bytes], list[str]]] = {}
@@ -180,6 +181,7 @@ class Pool:
         return False
 
 
-if __name__ == "__main__":  # the pool of the folder on the command line
-    with locked(Path(sys.argv[1]), wait_s=1.0):
-        Pool(Path(sys.argv[1])).run()
+if __name__ == "__main__":  # the pool whose jobs are in this folder
+    pool = Pool(Path(sys.argv[1]))
+    with locked(pool.folder, wait_s=1.0):
+        pool.run()

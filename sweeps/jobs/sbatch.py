@@ -1,6 +1,6 @@
 """Submission of one array to Slurm, through submitit.
 
-`Executor` is submitit's, with a private script and any form of sbatch's answer.
+`Executor` is submitit's, with logs in a folder of their own and any form of sbatch's answer.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 
 import submitit
 from submitit.core.utils import DelayedSubmission, JobPaths
-from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob, _make_sbatch_string
 
 from routing.errors import UserError
 from sweeps import NothingSubmitted, SweepError
@@ -47,9 +47,10 @@ def submit(
         UserError: Some of the jobs are, or may be, in the queue.
     """
     command = python_command(resources)
-    executor = Executor(folder=sweep.logs, max_num_timeout=10_000, python=command)
-    code = sweep.snapshots / batch.code
-    options = parameters(resources, batch.name, code, sweep.logs, len(runs))
+    launch = sweep.launches / batch.launch
+    executor = Executor(folder=launch, max_num_timeout=10_000, python=command)
+    executor.logs = sweep.logs
+    options = parameters(resources, batch.name, launch, len(runs))
     extra = options["additional_parameters"]
     shared = [str(extra.get("dependency") or ""), f"afterany:{after}" if after else ""]
     by_task = []
@@ -68,7 +69,11 @@ def submit(
     jobs = _make_jobs(sweep, runs, batch)
     try:
         # submitit prints sbatch's messages, which are in the exception too.
-        with sbatch_environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
+        with (
+            sbatch_environment(launch / "code"),
+            contextlib.redirect_stderr(io.StringIO()),
+            executor.batch(),
+        ):
             handles = [executor.submit(job) for job in jobs]
     except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
         text = str(getattr(error, "stderr", None) or error)
@@ -163,12 +168,22 @@ def parse_answer(text: str) -> tuple[str, str] | None:
 
 
 class Executor(SlurmExecutor):  # type: ignore[misc]
-    """submitit's executor; `slurm_cluster` is the cluster that sbatch named in its answer."""
+    """submitit's executor.
 
+    Its folder has the pickles and scripts, which jobs execute and `setup` may put secrets into.
+
+    Attributes:
+        logs: Another folder for the output of the jobs.
+        slurm_cluster: Cluster that sbatch named in its answer.
+    """
+
+    logs: Path
     slurm_cluster = ""
 
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return _make_sbatch_string(command=command, folder=self.logs, **self.parameters)
+
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        submission_file_path.chmod(0o600)  # its `setup` lines may hold secrets
         return ["sbatch", "--parsable", str(submission_file_path)]
 
     def _get_job_id_from_submission_command(  # type: ignore[override]  # it was a static method

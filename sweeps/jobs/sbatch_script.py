@@ -23,7 +23,7 @@ _REPLACED_BY = {
     "cpus_per_task": {"cpus-per-gpu", "cpus-per-task"},
 }
 # Variables that override the script for sbatch: a job of another name would not be found again, one
-# without our PYTHONPATH would not run the snapshot, and with WAIT sbatch does not return.
+# without our PYTHONPATH would not run the copy of the code, and with WAIT sbatch does not return.
 _OVERRIDES_SCRIPT = {
     "SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_ERROR", "SBATCH_EXPORT", "SBATCH_INPUT",
     "SBATCH_JOB_NAME", "SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE", "SBATCH_OUTPUT", "SBATCH_REQUEUE",
@@ -31,22 +31,21 @@ _OVERRIDES_SCRIPT = {
 }  # fmt: skip
 
 
-def parameters(
-    resources: Resources, name: str, code: Path, logs: Path, run_count: int
-) -> dict[str, Any]:
-    """Return submitit's parameters for an array of this name, which runs the snapshot `code`.
+def parameters(resources: Resources, name: str, launch: Path, run_count: int) -> dict[str, Any]:
+    """Return submitit's parameters for an array of this name, whose launch has this folder.
 
-    Each of the runs that share a task gets what it asks for.
+    Each of the runs that share a task gets what it asks for. That the array works in the copy of
+    the code says in the queue which sweep it belongs to.
 
     Raises:
         NothingSubmitted: Slurm would replace characters in the path of the logs.
     """
     require(
-        not {"%", "\\"} & set(str(logs)),
-        f"Slurm replaces % and \\ in {logs}; type another paths.runs=FOLDER",
+        not {"%", "\\"} & set(str(launch)),
+        f"Slurm replaces % and \\ in {launch}; type another paths.runs=FOLDER",
         NothingSubmitted,
     )
-    extra: dict[str, Any] = {"requeue": True, "chdir": str(code)}
+    extra: dict[str, Any] = {"requeue": True, "chdir": str(launch / "code")}
     for option, value in resources.extra.items():
         if value is not None and value is not False:
             extra[option] = value
@@ -64,7 +63,7 @@ def parameters(
         # A rank that dies ends the others, which would wait in a collective forever.
         "srun_args": ["--kill-on-bad-exit=1", *resources.srun],
         "setup": resources.setup or None,
-        "teardown": [_teardown(logs)],
+        "teardown": [_teardown(launch)],
         "gpus_per_node": resources.gpus if resources.gpu_count else None,
         "mem": None if memory is None else f"{round(memory * sharing * 1024)}M",
     }
@@ -79,11 +78,11 @@ def parameters(
     return {**options, "wckey": None}  # submitit's own is refused where a site keeps such keys
 
 
-def _teardown(logs: Path) -> str:
+def _teardown(launch: Path) -> str:
     """Return the line that requeues a run in a container without scontrol, which leaves a file."""
     # The id of one task: the raw id of an array's last one would mean them all.
     task = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-    file = f'{shlex.quote(str(logs))}/"$one".requeue'
+    file = f'{shlex.quote(str(launch))}/"$one".requeue'
     return f'code=$?; one={task}; rm {file} 2>/dev/null && scontrol requeue "$one"; exit $code'
 
 
@@ -92,13 +91,14 @@ def python_command(resources: Resources) -> str:
     return resources.python or shlex.quote(sys.executable)
 
 
-def script(sweep: Sweep, resources: Resources, run_count: int, code: Path) -> str:
+def script(sweep: Sweep, resources: Resources, run_count: int) -> str:
     """Return the script that `submit` writes for so many runs, without Slurm."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    logs = shlex.quote(str(sweep.logs))
-    command = f"{python_command(resources)} -u -m submitit.core._submit {logs}"
-    options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs, run_count)
+    launch = sweep.launches / "LAUNCH"
+    folder = shlex.quote(str(launch))
+    command = f"{python_command(resources)} -u -m submitit.core._submit {folder}"
+    options = parameters(resources, f"{sweep.name}.BATCH", launch, run_count)
     task_count = math.ceil(run_count / resources.runs_per_gpu)
     if task_count > 1:
         options["map_count"] = task_count
@@ -107,7 +107,7 @@ def script(sweep: Sweep, resources: Resources, run_count: int, code: Path) -> st
 
 @contextlib.contextmanager
 def sbatch_environment(code: Path) -> Iterator[None]:
-    """Let sbatch pass the snapshot on, but nothing that belongs to this process or its job."""
+    """Let sbatch pass the copy of the code on, but nothing of this process or of its job."""
     environment = {}
     for name, value in job_environment(code).items():
         # In a shell on a node these describe its own job; submitit would take it for the new one.

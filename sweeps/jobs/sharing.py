@@ -28,7 +28,7 @@ from sweeps.store.planned_run import PlannedRun
 
 @dataclass(frozen=True)
 class SharedJob(submitit.helpers.Checkpointable):  # type: ignore[misc]
-    """What is submitted for one task: its runs' jobs, and the folder of its pool."""
+    """What is submitted for one task: its runs' jobs, and the folder for their files."""
 
     jobs: list[Job]
     folder: str
@@ -37,7 +37,7 @@ class SharedJob(submitit.helpers.Checkpointable):  # type: ignore[misc]
     def create(cls, sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch) -> SharedJob:
         """Return the job of runs that share a task of a batch."""
         jobs = [Job.create(sweep, run, batch) for run in runs]
-        return cls(jobs, str(sweep.pools / batch.task_name(runs[0].name)))
+        return cls(jobs, str(sweep.launches / batch.launch / batch.task_name(runs[0].name)))
 
     def __call__(self) -> None:
         """Run them (submitit calls this in the task).
@@ -73,8 +73,8 @@ class TaskPool(Pool):
     patience_s = 60.0  # for files that another node has written
 
     def __init__(self, folder: Path, signal_s: int) -> None:
-        earlier = run_folder.read(folder / "state.json").get("runs", {})  # before a requeue
         super().__init__(folder)
+        earlier = run_folder.read(self.folder / "state.json").get("runs", {})  # before a requeue
         self.signal_s = signal_s
         self.request: int | None = None
         self._requested_at = 0.0
@@ -120,6 +120,6 @@ def _leave(job: Job, request: int) -> None:
     terminated = expect_term()
     if request == signal.SIGUSR2:
         print(f"the runs have saved; requeueing {job.id}", flush=True)
-        if not requeue(str(job.id), job.folder.logs):
+        if not requeue(str(job.id), job.launch):
             raise SystemExit(REQUEUE)
     wait_for_end(terminated)

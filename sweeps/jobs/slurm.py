@@ -17,7 +17,7 @@ LIVE = RUNNING | {
 
 @dataclass(frozen=True)
 class QueueJob:
-    """One job or array task as Slurm reports it; `exit` is `CODE:SIGNAL`."""
+    """One job or array task as Slurm reports it; `exit` is `CODE:SIGNAL`, `folder` its own."""
 
     id: str
     state: str
@@ -25,6 +25,7 @@ class QueueJob:
     node: str = ""
     name: str = ""
     exit: str = ""
+    folder: str = ""
 
     @property
     def live(self) -> bool:
@@ -74,13 +75,14 @@ def queue(slurm_cluster: str = "") -> dict[str, QueueJob]:
 
     Job ids are unique within a cluster only, so each cluster is asked separately.
     """
-    columns = "%i|%T|%r|%N|%j"
+    columns = "%i|%T|%r|%N|%j|%Z"
     options = ["--me", "-r", "-h", "-t", "all", "-o", columns]
     jobs: dict[str, QueueJob] = {}
     for line in call(["squeue", *on_cluster(slurm_cluster), *options]).splitlines():
-        parts = line.strip().split("|", 4)
-        if len(parts) == 5:
-            job = QueueJob(*parts)
+        parts = line.strip().split("|", 5)
+        if len(parts) == 6:
+            job_id, state, reason, node, name, folder = parts
+            job = QueueJob(job_id, state, reason, node, name, folder=folder)
             # A requeued task has two records, of which the live one counts.
             if job.id not in jobs or job.live:
                 jobs[job.id] = job

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 from routing.errors import require
@@ -122,13 +123,34 @@ def _find_slurm_jobs(
     jobs = {}
     for run, batch in latest.items():
         job = queued.get(ids[run])
-        # A cluster that was reinstalled reuses job ids: the name differs.
-        if job is None or job.name != batch.name:
+        # The id is that of another job where it was planted, or after Slurm was installed again.
+        if job is None or not _is_of_batch(sweep, batch, job):
             job = ended.get(ids[run], slurm.QueueJob(ids[run], ""))
         if job.live and pool.has_left_task(sweep, batch, run, job.running):
             job = replace(job, state="ENDED")
         jobs[run] = job
     return jobs, trouble
+
+
+def _is_of_batch(sweep: Sweep, batch: JobBatch, job: slurm.QueueJob) -> bool:
+    """Return whether a job in the queue is one of a submission: by its name and where it works."""
+    return job.name == batch.name and launch_of(sweep, job) != ""
+
+
+def launch_of(sweep: Sweep, job: slurm.QueueJob) -> str:
+    """Return the launch of a sweep in whose folder a job works; "" for other jobs.
+
+    Slurm says so, not a file in the folder of runs.
+    """
+    if not job.folder:
+        return ""
+    launches, folder = _resolved(str(sweep.launches)), _resolved(job.folder)
+    return folder.relative_to(launches).parts[0] if launches in folder.parents else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved(path: str) -> Path:
+    return Path(path).resolve()
 
 
 def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
@@ -139,7 +161,7 @@ def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
         # Tasks of an array are numbered in the order of the batch's runs; some may have ended.
         ids: dict[str, str] = {}
         for job_id, job in queued.items():
-            if job.name == batch.name:
+            if _is_of_batch(sweep, batch, job):
                 index = int(job_id.partition("_")[2] or 0)
                 for names in batch.tasks()[index : index + 1]:
                     ids |= dict.fromkeys(names, job_id)

@@ -6,7 +6,8 @@ attempts/*.jsonl  per run: every start and end, by the jobs           (appended)
 logs/             output of the jobs
 outputs/          of commands other than training
 resolved/         run folders that became known when a parent had finished
-../code/<hash>/   a copy of the code, so that a requeued job runs what was submitted
+pools/            states of the pools on this machine, and who is to leave them
+launches/<id>/    for its owner alone: a copy of the code, and what the jobs of a launch read
 
 The files may be damaged, or written by somebody else: they are shown and compared, and nothing in
 them is executed. A retry plans the grid again.
@@ -18,6 +19,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shlex
 import time
 import uuid
@@ -38,6 +40,7 @@ from sweeps.store.planned_run import RunRecord, values_of
 from sweeps.store.resource_options import Resources, RunResources, is_slurm_cluster
 
 Record = TypeVar("Record")
+_JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 Run = TypeVar("Run", bound=RunRecord)
 # Of the resources of a submission, what is shown; `setup` and the like may hold secrets.
 _SHOWN_RESOURCES = (*fields_of(RunResources), "throttle", "workers")
@@ -88,7 +91,8 @@ class JobBatch:
         kind: slurm, local or debug.
         runs: Names of its runs; an array has a task for each, in this order.
         time: When it was submitted, in seconds since the epoch.
-        code: Name of its code snapshot; "" for `debug`.
+        code: Hash of its copy of the code; "" for `debug`.
+        launch: Name of the folder of its launch, which has that copy; "" for `debug`.
         resources: What each run asked for, and how many run at once.
         ids: Job ids by run; none if the submission was cut off.
         slurm_cluster: Cluster of a multi-cluster Slurm that the ids belong to; "" for the default.
@@ -103,11 +107,13 @@ class JobBatch:
     resources: dict[str, Any] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
     slurm_cluster: str = ""
+    launch: str = ""
 
     @classmethod
     def create(
-        cls, sweep: str, runs: Sequence[RunRecord], resources: Resources, code: str
-    ) -> JobBatch:
+        cls, sweep: str, runs: Sequence[RunRecord], resources: Resources, code: str = "",
+        launch: str = "",
+    ) -> JobBatch:  # fmt: skip
         """Return a submission of a sweep's runs, with a new name."""
         return cls(
             name=f"{sweep}.{uuid.uuid4().hex[:8]}",
@@ -118,6 +124,7 @@ class JobBatch:
             code=code,
             resources={key: getattr(resources, key) for key in _SHOWN_RESOURCES},
             slurm_cluster=resources.slurm_cluster,
+            launch=launch,
         )
 
     @property
@@ -141,16 +148,16 @@ class Sweep:
 
     Attributes:
         locked_folder: Locked by a launch, since two grids may share a run.
-        snapshots: Copies of the code, shared by all sweeps of the folder of runs.
+        launches: Folders of the launches with jobs.
         logs: Output of the jobs.
-        pools: Folders of the pools on this machine, by batch.
+        pools: States of the pools on this machine, by batch.
     """
 
     def __init__(self, root: Path, name: str) -> None:
         self.root, self.name = root, name
         self.locked_folder = root / ".sweeps"
-        self.snapshots = self.locked_folder / "code"
         self.path = self.locked_folder / name
+        self.launches = self.path / "launches"
         self.logs = self.path / "logs"
         self.pools = self.path / "pools"
 
@@ -248,12 +255,17 @@ class Sweep:
             if "runs" not in line:
                 if name in batches:
                     _add_ids(batches[name], line)
-            elif is_file_name(name) and is_timestamp(line.get("time")):
+            elif self._is_batch_name(name) and is_timestamp(line.get("time")):
                 with contextlib.suppress(UserError):
                     batch = read_record(JobBatch, {**line, "name": name})
-                    if is_slurm_cluster(batch.slurm_cluster or "default"):
+                    is_known = is_slurm_cluster(batch.slurm_cluster or "default")
+                    if is_known and all(map(is_file_name, batch.runs)):
                         batches[name] = batch
         return list(batches.values())
+
+    def _is_batch_name(self, name: str) -> bool:
+        """Return whether `JobBatch.create` makes such names: others are not of our jobs."""
+        return re.fullmatch(re.escape(self.name) + r"\.[0-9a-f]{8}", name) is not None
 
     def latest_batches(self) -> dict[str, JobBatch]:
         """Return the last submission of each run, by the run's name."""
@@ -368,7 +380,9 @@ def _add_ids(batch: JobBatch, line: Mapping[str, Any]) -> None:
         batch.resources["throttle"] = line["throttle"]
     with contextlib.suppress(UserError):
         cluster = line.get("slurm_cluster")
-        batch.ids.update(validate_value(dict[str, str], line.get("ids"), "ids"))
+        ids = validate_value(dict[str, str], line.get("ids"), "ids")
+        if batch.kind != "slurm" or all(_JOB_ID.fullmatch(job_id) for job_id in ids.values()):
+            batch.ids.update(ids)
         if isinstance(cluster, str) and is_slurm_cluster(cluster):
             batch.slurm_cluster = cluster
 

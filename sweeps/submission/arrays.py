@@ -60,8 +60,9 @@ def split_into_arrays(
 
 
 def submit_arrays(
-    sweep: Sweep, arrays: Sequence[JobArray], code: str, live: LiveJobs, say: Callable[[str], None]
-) -> JobBatch:
+    sweep: Sweep, arrays: Sequence[JobArray], launch: str, code: str, live: LiveJobs,
+    say: Callable[[str], None],
+) -> JobBatch:  # fmt: skip
     """Submit arrays in order, each of which may wait for earlier ones; return the last batch.
 
     A submission that is cut off is found in the queue by its jobs' name, which is the batch's.
@@ -81,7 +82,7 @@ def submit_arrays(
         previous = ""
         for start in range(0, len(array.runs), size):
             part = array.runs[start : start + size]
-            batch = JobBatch.create(sweep.name, part, resources, code)
+            batch = JobBatch.create(sweep.name, part, resources, code, launch)
             sweep.intend(batch)
             conditions = {run.name: live.condition(run) for run in part}
             try:

@@ -8,7 +8,7 @@ from routing.errors import require
 from sweeps import SweepError
 from sweeps.jobs import pool, slurm
 from sweeps.status.run_status import RunStatus
-from sweeps.status.status import require_queue, statuses
+from sweeps.status.status import launch_of, require_queue, statuses
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun, RunRecord
 
@@ -74,6 +74,24 @@ def find_live_jobs(sweep: Sweep, runs: Sequence[PlannedRun], kind: str) -> LiveJ
         if batch.runs_per_task > 1:
             live.shared.add(row.run.name)
     return live
+
+
+def live_launches(sweep: Sweep) -> set[str]:
+    """Return the names of the launches of a sweep whose jobs are queued or running.
+
+    Raises:
+        SweepError: Slurm does not answer.
+    """
+    names: set[str] = set()
+    clusters: set[str] = set()
+    for batch in sweep.batches():
+        if batch.kind == "slurm":
+            clusters.add(batch.slurm_cluster)
+        elif batch.kind == "local" and pool.is_alive(sweep, batch.name):
+            names.add(batch.launch)
+    for cluster in clusters:
+        names.update(launch_of(sweep, job) for job in slurm.queue(cluster).values() if job.live)
+    return names
 
 
 def set_throttles(

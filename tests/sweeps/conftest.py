@@ -6,6 +6,7 @@ import pytest
 from slurm_lab import STUB, Launcher, lab, named_nodes, on_cluster, use_stubs  # noqa: F401
 
 from sweeps.jobs import sbatch, slurm
+from sweeps.status import status
 
 
 @pytest.fixture
@@ -30,6 +31,7 @@ def answers(monkeypatch):
     answers = SimpleNamespace(queue={}, history={}, max_array=1001, calls=[])
     monkeypatch.setattr(slurm, "queue", lambda *_: answers.queue)
     monkeypatch.setattr(slurm, "history", lambda *_: answers.history)
+    monkeypatch.setattr(status, "launch_of", lambda *_: "ours")
     monkeypatch.setattr(slurm, "max_array", lambda *_: answers.max_array)
     monkeypatch.setattr(slurm, "call", lambda words: answers.calls.append(words) or "")
     return answers

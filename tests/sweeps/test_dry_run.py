@@ -24,8 +24,8 @@ def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, answers, monkeypat
     assert "1 of 3 done" in text and "2 runs on cluster=slurm" in text and "--array=0-1" in text
     assert "_s0-" not in text and text.count("20 steps") == 2
     # It has fewer steps than are wanted now, and is in the queue for them.
-    note_submission(cli.sweep, "count.b", {cli.rows()[0].run.name: "18"})
-    answers.queue["18"] = slurm.QueueJob("18", "PENDING", name="count.b")
+    note_submission(cli.sweep, "count.bbbbbbbb", {cli.rows()[0].run.name: "18"})
+    answers.queue["18"] = slurm.QueueJob("18", "PENDING", name="count.bbbbbbbb")
     text = cli("launch", "--dry-run", "train.steps=30")
     assert "1 of 3 in the queue or running" in text and "2 runs on" in text
     monkeypatch.setattr(slurm, "queue", silent)

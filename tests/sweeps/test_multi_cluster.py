@@ -9,11 +9,10 @@ from sweeps.submission.live_jobs import LiveJobs
 # Jobs are seen on the cluster that they were sent to, by sbatch's own line or by its environment.
 FAKE_SLURM = {
     "sbatch": """\
-for file in "$@"; do [ -f "$file" ] && cp -p "$file" "$FAKE/script"; done
-stat -c %a "$FAKE/script" > "$FAKE/mode"
+for file in "$@"; do [ -f "$file" ] && cp "$file" "$FAKE/script" && stat -c %a "$(dirname "$file")" > "$FAKE/mode"; done
 name=$(sed -n "s/^#SBATCH --job-name=//p" "$FAKE/script" | tr -d \\')
 cluster=$(sed -n "s/^#SBATCH --clusters=//p" "$FAKE/script")
-echo "${SBATCH_JOB_NAME:-$name}" > "$FAKE/name"
+echo "${SBATCH_JOB_NAME:-$name}|$(sed -n "s/^#SBATCH --chdir=//p" "$FAKE/script")" > "$FAKE/name"
 echo "${SBATCH_CLUSTERS:-${SLURM_CLUSTERS:-$cluster}}" > "$FAKE/sent"
 echo 1 >> "$FAKE/submissions"
 printf "$ANSWER\\n"
@@ -85,7 +84,7 @@ def test_variables_that_hide_or_rename_jobs_change_nothing(cli, fake_slurm, monk
     for name, value in (("SQUEUE_PARTITION", "cpu"), ("SBATCH_JOB_NAME", "mine"), ("SBATCH_EXPORT", "NONE")):
         monkeypatch.setenv(name, value)
     cancelled, _ = submitted_once(cli, fake_slurm, "cluster=slurm")
-    assert cancelled == ["101_0", "101_1"] and (fake_slurm / "mode").read_text() == "600\n"
+    assert cancelled == ["101_0", "101_1"] and (fake_slurm / "mode").read_text() == "700\n"
 
 
 def test_several_clusters_are_refused_before_anything_is_submitted(cli, fake_slurm, monkeypatch):

@@ -44,7 +44,7 @@ def test_a_row_of_cells_changes_its_stage_and_the_scale_changes_both(tmp_path):
 
 def test_a_shared_task_asks_for_one_gpu_and_for_what_all_its_runs_need():
     shared = resources.load("slurm", "tiny", {"gpus": "1", "runs_per_gpu": "3", "throttle": "7"})
-    text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 12, Path("/code"))
+    text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 12)
     for line in ("--gpus-per-node=1", "--mem=12288M", "--cpus-per-task=6", "--array=0-3%2"):
         assert f"#SBATCH {line}\n" in text
     assert "--cpus-per-task=6" in text.partition("# command\n")[2]
@@ -88,9 +88,11 @@ def test_a_task_that_starts_again_leaves_out_what_had_ended(tmp_path):
     folder = tmp_path / "runs" / ".sweeps" / "g" / "pools" / "b.0"
     folder.mkdir(parents=True)
     jobs = {name: f"{name}.json" for name in "abc"}
-    (folder / "pool.json").write_text(json.dumps({"jobs": jobs, "workers": 3, "logs": str(tmp_path)}))
+    places = {"root": str(tmp_path / "runs"), "sweep": "g", "logs": str(tmp_path)}
+    files = tmp_path / "b.0"
+    atomic_write(files / "pool.json", json.dumps({"jobs": jobs, "workers": 3, **places}))
     (folder / "state.json").write_text(json.dumps({"runs": {"a": "ENDED", "b": "RUNNING", "c": "PENDING"}}))
-    pool = sharing.TaskPool(folder, signal_s=60)
+    pool = sharing.TaskPool(files, signal_s=60)
     assert pool.queue == ["b", "c"] and pool.ended == {"a"} and pool.sweep.name == "g"
     # A run that a signal ended before it could save starts again, if the whole task was told to stop.
     for code, stopping, again in ((75, False, True), (-12, False, False), (-12, True, True), (1, True, False)):
@@ -101,8 +103,10 @@ def test_a_task_that_starts_again_leaves_out_what_had_ended(tmp_path):
 def test_a_run_that_hears_no_signal_does_not_keep_its_task_from_the_requeue(tmp_path, monkeypatch):
     """A stuck process, which Slurm ends with the requeue."""
     run, left = make_run(RUNS, "a"), []
-    batch = JobBatch("b", "slurm", "slurm", ["a"], 1.0, "", {"runs_per_gpu": 2, "signal_s": 5})
-    job = sharing.SharedJob.create(Sweep(tmp_path / "runs", "g"), [run], batch)
+    resources_of_two = {"runs_per_gpu": 2, "signal_s": 5}
+    batch = JobBatch("b", "slurm", "slurm", ["a"], 1.0, "", resources_of_two, launch="l")
+    sweep = Sweep(tmp_path / "runs", "g")
+    job = sharing.SharedJob.create(sweep, [run], batch)
     stuck = SimpleNamespace(poll=lambda: None, send_signal=left.append)
 
     def start(pool, *_):
@@ -116,10 +120,10 @@ def test_a_run_that_hears_no_signal_does_not_keep_its_task_from_the_requeue(tmp_
     monkeypatch.setattr(sharing, "wait_for_end", lambda _: left.append("waits"))
     monkeypatch.setattr(sharing, "expect_term", lambda: None)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    Path(job.folder).mkdir(parents=True)
+    monkeypatch.setattr(sharing, "check_code", lambda _: None)
     job()
-    assert left == [signal.SIGUSR2, ("7", tmp_path / "runs" / ".sweeps" / "g" / "logs"), "waits"]
-    assert run_folder.read(Path(job.folder) / "state.json")["runs"] == {"a": "RUNNING"}
+    assert left == [signal.SIGUSR2, ("7", sweep.launches / "l"), "waits"]
+    assert run_folder.read(sweep.pools / "b.0" / "state.json")["runs"] == {"a": "RUNNING"}
 
 
 def test_a_run_takes_the_emptiest_gpus_of_a_pool():

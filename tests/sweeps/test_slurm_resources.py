@@ -138,5 +138,5 @@ def test_a_run_whose_memory_ran_out_gets_more_where_it_is_typed(strict_cli):
     assert not strict_cli.rows()[1].why.startswith("out of memory")
     strict_cli.stub({"sleep": 0.02}, seed0={"memory_mb": 1000})
     strict_cli("launch", "--retry", "seed=0,1", "train.steps=100", "cluster.memory_gb=1.5")
-    assert granted(strict_cli.rows()[0].job)[0][0] == "1536M"
+    assert granted(strict_cli.rows()[0].job)[0][0] == "1.50G"
     until(lambda: set(strict_cli.states().values()) == {"done"}, what=f"{strict_cli.rows()}")

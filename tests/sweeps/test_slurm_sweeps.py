@@ -48,10 +48,10 @@ def test_an_array_runs_the_snapshot_throttled_and_status_agrees_with_squeue(cli)
     assert [len(cli.starts(seed)) for seed in range(3)] == [1, 1, 1]
     # What was asked for, and which code ran.
     (batch,) = cli.sweep.batches()
-    (script,) = cli.sweep.logs.glob("*_submission.sh")
+    (script,) = cli.sweep.launches.glob("*/*_submission.sh")
     assert script.read_text().count("#SBATCH --gpus-per-node=a100:1\n") == 1
     assert "a: b" in cli.log(0, "out")
-    assert batch.code in script.read_text() and cli.starts(0)[0]["code"] == batch.code
+    assert batch.launch in script.read_text() and cli.starts(0)[0]["code"] == batch.code
     # A cluster file runs code, which is not taken from a folder of runs.
     cli.place = []
     assert "was on Slurm; type its cluster= again" in cli("launch", "--retry", "seed=0,1,2", code=2)

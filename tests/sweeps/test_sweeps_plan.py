@@ -217,7 +217,7 @@ def test_texts_for_sbatch_are_what_the_file_or_the_command_line_says(text, tmp_p
 
 def script(place, runs=4):
     """The script of a batch: its sbatch options, its lines before srun, and srun's."""
-    text = sbatch_script.script(Sweep(Path("/runs"), "g"), place, runs, Path("/code"))
+    text = sbatch_script.script(Sweep(Path("/runs"), "g"), place, runs)
     flags = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     head, _, rest = text.partition("# command\n")
     return flags, head.partition("# setup\n")[2].split("\n")[:-2], rest.split("\n")[1]
@@ -225,7 +225,7 @@ def script(place, runs=4):
 
 def test_a_folder_whose_name_slurm_would_replace_is_refused():
     with pytest.raises(SweepError, match="replaces % and .* paths.runs=FOLDER"):
-        sbatch_script.script(Sweep(Path("/100%j"), "g"), resources.load("slurm"), 1, Path("/code"))
+        sbatch_script.script(Sweep(Path("/100%j"), "g"), resources.load("slurm"), 1)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +255,12 @@ def test_a_script_asks_for_what_the_resources_say():
     expected = {
         "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4",
         "--array=0-4%3", "--time=2880", "--signal=USR2@300", "--requeue", "--mail-type=END", "--open-mode=append",
-        "--chdir=/code", "--mem=245760M",
+        "--chdir=/runs/.sweeps/g/launches/LAUNCH/code", "--mem=245760M",
     }  # fmt: skip
     assert expected - set(flags) == set()
     assert setup == ["module load cuda/12.4", "export A='b: c'"]
     assert "--kill-on-bad-exit=1" in command
-    assert command.endswith(" env A=1 python -u -m submitit.core._submit /runs/.sweeps/g/logs")
+    assert command.endswith(" env A=1 python -u -m submitit.core._submit /runs/.sweeps/g/launches/LAUNCH")
 
 
 def test_planning_and_looking_import_no_torch(tmp_path):

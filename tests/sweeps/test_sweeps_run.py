@@ -14,11 +14,10 @@ from slurm_lab import make_run, until, write_grid
 
 import experiments.runtime.command
 from experiments.runtime import run_folder
-from experiments.runtime.files import code_commit
 from experiments.runtime.records import append_jsonl
 from sweeps import SweepError
 from sweeps import command as sweeps_command
-from sweeps.jobs import job, pool_process, sbatch_script, slurm, snapshot
+from sweeps.jobs import job, pool_process, sbatch_script, slurm
 from sweeps.status import status
 from sweeps.store.folder import JobBatch, Sweep
 
@@ -192,13 +191,14 @@ def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
 
     honest, refusals, started, tries = pool_process.atomic_write, [], [], []
     values = {"jobs": {"a": "a.json", "b": "b.json"}, "workers": 1, "logs": str(tmp_path)}
-    (tmp_path / "pool.json").write_text(json.dumps(values))
+    (tmp_path / "pool.json").write_text(json.dumps({**values, "root": str(tmp_path), "sweep": "g"}))
+    state = Sweep(tmp_path, "g").pools / tmp_path.name / "state.json"
     monkeypatch.setattr(pool_process, "atomic_write", refused)
     monkeypatch.setattr(pool_process.subprocess, "Popen", popen)
     monkeypatch.setattr(pool_process.signal, "signal", lambda *_: None)
     pool_process.Pool(tmp_path).run()
     assert started == ["a.json", "b.json"] and refusals[:4] == [0, 0, 0, 0]
-    assert run_folder.read(tmp_path / "state.json")["runs"] == {"a": "ENDED", "b": "ENDED"}
+    assert run_folder.read(state)["runs"] == {"a": "ENDED", "b": "ENDED"}
 
 
 def test_a_pool_ends_on_a_disk_that_stays_full(tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_pool_ends_on_a_disk_that_stays_full(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     tries = []
-    (tmp_path / "pool.json").write_text(json.dumps({"jobs": {}, "workers": 1, "logs": ""}))
+    (tmp_path / "pool.json").write_text(json.dumps({"jobs": {}, "workers": 1, "logs": "", "root": "", "sweep": "g"}))
     monkeypatch.setattr(pool_process, "atomic_write", refused)
     monkeypatch.setattr(pool_process.signal, "signal", lambda *_: None)
     monkeypatch.setattr(pool_process.time, "sleep", lambda _: None)
@@ -286,7 +286,7 @@ def test_nothing_is_noted_of_a_refused_submission(cli, monkeypatch):
 
 
 def job_of(run, root, batch="b", folder="", code=None):
-    return job.Job(run.__dict__, str(root), "g", str(root / folder), code, batch, "debug")
+    return job.Job(run.__dict__, str(root), "g", str(root / folder), code, None, batch, "debug")
 
 
 def test_a_fourth_start_from_one_step_in_a_submission_is_given_up(tmp_path):
@@ -309,7 +309,7 @@ def test_a_fourth_start_from_one_step_in_a_submission_is_given_up(tmp_path):
     [
         ("stub_command:nothing", "", None, "holds no finished run"),
         ("stub_training:main", "gone", None, "FileNotFoundError: .*gone"),
-        ("stub_training:main", "", "other", "not from its snapshot"),
+        ("stub_training:main", "", "other", "not from its copy"),
     ],
 )
 def test_a_job_that_fails_or_cannot_begin_notes_why(entry, folder, code, error, tmp_path):
@@ -333,8 +333,8 @@ def test_a_signal_before_training_listens_asks_for_a_requeue(name, code, how, tm
 
 def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     sweep = Sweep(tmp_path, "g")
-    sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1", "r2"], 1.0, "c"))
-    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in ("18_2", "18_1")}
+    sweep.intend(JobBatch("g.bbbbbbbb", "slurm", "slurm", ["r0", "r1", "r2"], 1.0, "c"))
+    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.bbbbbbbb", folder=str(sweep.launches / "l" / "code")) for i in ("18_2", "18_1")}
     status.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
     assert sweep.batches()[0].ids == {"r1": "18_1", "r2": "18_2"}
 
@@ -362,19 +362,6 @@ def test_the_runs_of_a_refused_or_lost_array_are_told_from_those_before_it(secon
     # It came through all the same.
     answers.queue |= {"19": slurm.QueueJob("19", "PENDING", name=last.name)}
     assert cli.states()[2] == "pending" and "nothing to submit" in cli("launch", "cluster=slurm", "seed=0,1,2")
-
-
-def test_a_snapshot_holds_the_code_once(tmp_path):
-    first = snapshot.snapshot(tmp_path)
-    stamp = (first / "snapshot.json").stat().st_mtime_ns
-    assert snapshot.snapshot(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
-    assert (first / "experiments" / "conf" / "scale" / "small.yaml").is_file() and (first / "sweeps" / "grids").is_dir()
-    assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
-    # A snapshot of a snapshot is the same code; what an editor has beside it is none.
-    (first / "sweeps" / ".#launch.py").symlink_to("nobody@nowhere.1")
-    again = snapshot.snapshot(tmp_path / "again", first)
-    assert again.name == first.name and not (again / "sweeps" / ".#launch.py").is_symlink()
-    assert code_commit(first) == code_commit(snapshot.ROOT)
 
 
 # --- the command line ------------------------------------------------------------------------------------------

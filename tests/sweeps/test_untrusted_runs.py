@@ -1,15 +1,19 @@
 """A folder of runs from somebody else: what is in it is not executed; what is ours stays private."""
 
 import json
+import os
 import re
 import shlex
+import stat
+from pathlib import Path
 
 import pytest
-from slurm_lab import make_run, until
+from slurm_lab import make_run, note_submission, until
 
+from experiments.runtime.files import code_commit
 from sweeps import command as sweeps_command
-from sweeps.jobs.snapshot import PACKAGES, SnapshotWarning
-from sweeps.jobs.snapshot import snapshot as take_snapshot
+from sweeps.jobs import pool, slurm
+from sweeps.jobs.snapshot import PACKAGES, ROOT, new_launch, remove_launches
 from sweeps.plan import resources
 from sweeps.store.folder import JobBatch, Sweep
 
@@ -26,79 +30,61 @@ def suite(tmp_path):
         (root / package).chmod(0o755)
 
 
-def edit(snapshot):
-    with (snapshot / "sweeps" / "errors.py").open("a") as file:
-        file.write("print('planted')\n")
-
-
-def add(snapshot):
-    (snapshot / "routing" / ".x.so").write_bytes(b"planted")
-
-
-def remove(snapshot):
-    (snapshot / "routing" / "errors.py").unlink()
-
-
-def link(snapshot):
-    snapshot.rename(snapshot.parent.parent / "theirs")
-    snapshot.symlink_to(snapshot.parent.parent / "theirs")
-
-
-@pytest.mark.parametrize("change", [edit, add, remove, link])
-def test_a_copy_of_the_code_that_was_changed_is_copied_again(change, tmp_path, suite):
-    snapshot = take_snapshot(tmp_path / "code", suite)
-    before = {p.relative_to(snapshot): p.read_bytes() for p in snapshot.rglob("*.py")}
-    change(snapshot)
-    with pytest.warns(SnapshotWarning, match="was changed after it was copied"):
-        assert take_snapshot(tmp_path / "code", suite) == snapshot
-    assert not snapshot.is_symlink()
-    after = [p for p in snapshot.rglob("*") if p.is_file() and p.name != "snapshot.json"]
-    assert {p.relative_to(snapshot): p.read_bytes() for p in after} == before
-    assert [path.name for path in (tmp_path / "code").iterdir()] == [snapshot.name]
-    # What a link leads to is left alone.
-    assert change is not link or (tmp_path / "theirs" / "snapshot.json").is_file()
-
-
-def test_a_link_in_the_place_of_an_unfinished_copy_is_not_written_through(tmp_path, suite):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / ".building").symlink_to(tmp_path / "elsewhere")
-    assert not take_snapshot(tmp_path / "code", suite).is_symlink()
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_compiled_code_in_a_copy_is_removed_before_it_is_used(tmp_path, suite):
-    """Python runs a .pyc whose source has the noted time and size, whatever is in it."""
-    snapshot = take_snapshot(tmp_path / "code", suite)
-    for folder in (snapshot, snapshot / "sweeps"):
-        (folder / "__pycache__").mkdir()
-        (folder / "__pycache__" / "job.cpython-311.pyc").write_bytes(b"planted")
-    assert take_snapshot(tmp_path / "code", suite) == snapshot
-    assert not list(snapshot.rglob("__pycache__"))
-
-
-def test_a_copy_of_a_read_only_installation_can_be_removed_and_a_part_is_made_anew(tmp_path, suite):
+def test_a_launch_has_a_copy_of_its_own_for_its_owner_alone(tmp_path, suite):
     for package in PACKAGES:
-        (suite / package).chmod(0o555)
-    snapshot = take_snapshot(tmp_path / "code", suite)
-    assert all(path.stat().st_mode & 0o200 for path in snapshot.rglob("*"))
-    (snapshot / "snapshot.json").unlink()
-    assert take_snapshot(tmp_path / "code", suite) == snapshot
-    assert (snapshot / "snapshot.json").is_file() and len([*(tmp_path / "code").iterdir()]) == 1
+        (suite / package).chmod(0o555)  # an installation that is read-only
+    (suite / "sweeps" / "__init__.py").symlink_to(suite / "routing" / "errors.py")
+    before = os.umask(0o002)
+    try:
+        first, second = new_launch(tmp_path / "launches", suite), new_launch(tmp_path / "launches", suite)
+    finally:
+        os.umask(before)
+    assert first[0] != second[0] and first[1] == second[1]
+    for folder, digest in (first, second):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert json.loads((folder / "code" / "snapshot.json").read_text())["hash"] == digest
+        assert not any(path.is_symlink() for path in folder.rglob("*"))
+    (suite / "sweeps").chmod(0o755)
+    (suite / "sweeps" / "errors.py").write_text("# edited")
+    third, digest = new_launch(tmp_path / "launches", suite)
+    assert digest != first[1]
+    # What was planted beside them is neither followed nor removed.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "launches" / "link").symlink_to(elsewhere)
+    remove_launches(tmp_path / "launches", keep={second[0].name})
+    assert {path.name for path in (tmp_path / "launches").iterdir()} == {second[0].name, "link"}
+    assert elsewhere.is_dir() and not third.exists()
 
 
-def test_a_retry_runs_the_code_of_this_suite_not_what_was_planted(cli):
+def test_the_copy_of_this_suite_is_whole(tmp_path):
+    folder, digest = new_launch(tmp_path)
+    code = folder / "code"
+    assert (code / "experiments" / "conf" / "scale" / "small.yaml").is_file() and (code / "sweeps" / "grids").is_dir()
+    assert not list(code.rglob("*.pyc")) and code_commit(code) == code_commit(ROOT)
+    # A copy of a copy is the same code; what an editor has beside it is none.
+    (code / "sweeps" / ".#launch.py").symlink_to("nobody@nowhere.1")
+    again, same = new_launch(tmp_path / "again", code)
+    assert same == digest and not (again / "code" / "sweeps" / ".#launch.py").is_symlink()
+
+
+def test_an_edited_copy_is_run_by_no_other_launch_and_removed_by_the_next(cli):
     cli.stub({"sleep": 0}, seed0={"fail": 3})
     cli("launch", "cluster=local", "seed=0")
     until(lambda: cli.states() == {0: "failed"}, what="a failure")
-    (snapshot,) = (cli.runs / ".sweeps" / "code").glob("[!.]*")
+    until(lambda: not pool.is_alive(cli.sweep, cli.sweep.batches()[0].name), what="the pool's end")
+    (first,) = cli.sweep.launches.iterdir()
     mark = cli.folder / "planted"
-    with (snapshot / "sweeps" / "jobs" / "job.py").open("a") as file:
+    with (first / "code" / "sweeps" / "jobs" / "job.py").open("a") as file:
         file.write(f"\nopen({str(mark)!r}, 'w')\n")
-    cli.stub({"sleep": 0})
-    with pytest.warns(SnapshotWarning):
-        cli("launch", "cluster=local", "seed=0", "--retry")
-    until(lambda: "done" in cli.states().values(), what="a run")
+    cli.stub({"sleep": 0.05})
+    cli("launch", "cluster=local", "seed=0", "--retry")
+    (second,) = cli.sweep.launches.iterdir()
+    assert second != first
+    # A launch whose jobs run keeps its copy.
+    cli("launch", "cluster=local", "seed=1")
+    assert second in cli.sweep.launches.iterdir()
+    until(lambda: set(cli.states().values()) == {"done"}, what="both runs")
     assert not mark.exists()
 
 
@@ -205,3 +191,44 @@ def test_a_stored_launch_that_nobody_typed_is_not_printed(changes, cli):
         text = cli("status")
         assert "evil" not in text and "\x1b" not in text
         assert text.count("--retry") == (len(launches) == 2)
+
+
+# --- jobs that are somebody else's ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("noted", "name", "folder", "ours"),
+    [
+        ("count.12345678", "count.12345678", "{sweep}/launches/l/code", True),
+        ("count.12345678", "count.12345678", "{sweep}/../../../elsewhere/.sweeps/count/launches/l/code", False),
+        ("count.12345678", "count.12345678", "{sweep}/launches", False),
+        ("count.12345678", "count.12345678", "", False),
+        ("count.12345678", "important", "{sweep}/launches/l/code", False),
+        ("important", "important", "{sweep}/launches/l/code", False),
+        ("count.12345678.sh", "count.12345678.sh", "{sweep}/launches/l/code", False),
+    ],
+)
+@pytest.mark.parametrize("ids", [False, True])
+def test_only_jobs_that_the_queue_lists_for_this_launch_are_touched(noted, name, folder, ours, ids, cli, monkeypatch):
+    """A name or an id in the folder of runs may be that of any job of this user."""
+    cli("launch", "cluster=debug", "seed=0", "train.steps=3")
+    (run,) = cli.sweep.runs()
+    line = {"batch": noted, "cluster": "slurm", "kind": "slurm", "runs": [run], "time": 1e9, "code": "c"}
+    lines = [line, {"batch": noted, "ids": dict.fromkeys([run] if ids else [], "18")}]
+    (cli.sweep.path / "batches.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    job = slurm.QueueJob("18", "RUNNING", name=name, folder=folder.format(sweep=cli.sweep.path))
+    calls = []
+    monkeypatch.setattr(slurm, "queue", lambda *_: {"18": job})
+    monkeypatch.setattr(slurm, "history", lambda *_: {})
+    monkeypatch.setattr(slurm, "call", lambda words: calls.append(words) or "")
+    (Path(cli.sweep.runs()[run].folder) / "summary.json").unlink()
+    cli("cancel")
+    cli("launch", "seed=0", "train.steps=3", "--throttle", "2", "cluster=debug")
+    assert calls == ([["scancel", "18"]] if ours else [])
+
+
+@pytest.mark.parametrize("ids", [{"r": "../../../x"}, {"r": "18_0\n"}, {"r": "1 2"}, {"r": 18}, {"r": ""}])
+def test_ids_that_slurm_does_not_give_are_passed_over(ids, tmp_path):
+    sweep = Sweep(tmp_path, "g")
+    note_submission(sweep, "g.12345678", ids)
+    assert sweep.batches()[0].ids == {}
