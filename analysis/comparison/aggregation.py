@@ -1,8 +1,9 @@
 """Statistics over seeds: means, paired differences and 95 % t-intervals, as frames or one by one.
 
-Tables show the mean and the sample standard deviation (n - 1) over seeds. Runs of one seed share
-initialisation, data order and noise, so a difference is taken per seed first; its 95 % interval is
-Student's, mean +- t(0.975, n - 1) s / sqrt(n). Ratios (speed-ups) get the same on their logarithms.
+Tables show the mean over seeds and, behind +-, half of the width of its 95 % interval, which is
+Student's: t(0.975, n - 1) s / sqrt(n) with the sample standard deviation s (n - 1). Runs of one
+seed share initialisation, data order and noise, so a difference is taken per seed first. Ratios
+(speed-ups) get an interval on their logarithms.
 
     scores = analysis.scores("runs")
     analysis.aggregate(scores)            mean, std and interval of every variant
@@ -65,12 +66,17 @@ def mean_std(values: Iterable[float | None]) -> Estimate | None:
     return Estimate(mean, n, math.sqrt(squares / (n - 1)))
 
 
+def half_width(std: float, n: int) -> float:
+    """Return half of the width of Student's two-sided 95 % interval of a mean of `n` values."""
+    return float(stdtrit(n - 1, 0.975)) * std / math.sqrt(n)
+
+
 def interval(values: Iterable[float | None]) -> Estimate | None:
     """Return the mean with Student's two-sided interval (None bounds below two values)."""
     estimate = mean_std(values)
     if estimate is None or estimate.std is None:
         return estimate
-    half = float(stdtrit(estimate.n - 1, 0.975)) * estimate.std / math.sqrt(estimate.n)
+    half = half_width(estimate.std, estimate.n)
     return replace(estimate, low=estimate.mean - half, high=estimate.mean + half)
 
 

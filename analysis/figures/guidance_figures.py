@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from analysis.comparison.aggregation import DENSE, mean_std, number_range
+from analysis.comparison.aggregation import DENSE, half_width, mean_std, number_range
 from analysis.comparison.groups import Group, Variant
 from analysis.comparison.guidance_settings import number, parse, setting_order
 from analysis.comparison.results import Results
@@ -108,8 +108,10 @@ def _draw_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> None:
         if np.isnan(value):
             style.centred(ax, x, y, "\u00d7", color="#999999")
             continue
-        std = scores["std"][strong[y], weak[x]]
-        text = f"{value:.{digits}f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.{digits}f}")
+        std, n = scores.loc[(strong[y], weak[x]), ["std", "n"]]
+        text = f"{value:.{digits}f}"
+        if not pd.isna(std):
+            text += f"\n\u00b1{half_width(std, n):.{digits}f}"
         ink = style.ink(cmap(image.norm(value)))
         style.centred(ax, x, y, text, color=ink, fontsize=7, linespacing=1.1)
     ax.set_xticks(range(len(weak)), [f"{rate:g}" for rate in weak])

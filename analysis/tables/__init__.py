@@ -1,7 +1,7 @@
 """Every table, by name: `analysis.tables.make("route_placement", "runs")`.
 
-Each builder takes `Results` and returns a `Table` with our numbers (mean +- std, n) and the paper's
-beside them.
+Each builder takes `Results` and returns a `Table` with our numbers (mean +- half-width of its 95 %
+interval, n) and the paper's beside them where they compare.
 """
 
 import argparse

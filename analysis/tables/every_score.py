@@ -7,7 +7,7 @@ from analysis.tables.table import PAIRED, Column, RowValues, Table, build
 
 
 def all_scores(results: Results) -> Table:
-    """Every variant's every score, mean and standard deviation over seeds."""
+    """Every variant's every score, mean over seeds and half-width of its interval."""
     metrics = _metrics(results)
     columns = list(Column.each("Tokens", "Steps", numeric=False))
     for metric in metrics:

@@ -1,5 +1,6 @@
 """Guidance: kinds and their cost (SG, Tables 1 to 3), and how scores respond to it."""
 
+import dataclasses
 import functools
 import operator
 import re
@@ -9,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.comparison.aggregation import mean_std, number_range, paired
+from analysis.comparison.aggregation import Estimate, mean_std, number_range, paired
 from analysis.comparison.groups import Group, Variant
 from analysis.comparison.guidance_settings import UNGUIDED, number, parse, setting, setting_order
 from analysis.comparison.results import Results
@@ -160,8 +161,8 @@ def response(results: Results) -> Table:
                 rows.append((heading, [name, str(variant), *values]))
     columns = (*Column.each("Metric", "Tokens", numeric=False), *Column.each(*settings))
     notes = (
-        "Mean and standard deviation over seeds. CFG 1 is no guidance; SG guides a dense pass away "
-        "from a routed one of the same weights; routed: one pass with the route, as in training.",
+        "CFG 1 is no guidance; SG guides a dense pass away from a routed one of the same weights; "
+        "routed: one pass with the route, as in training.",
     )
     return build("response", "Response to guidance: dense and routed", columns, rows, notes)
 
@@ -172,7 +173,9 @@ def _setting_entries(curve: pd.DataFrame, settings: list[str]) -> list[Value]:
     for row in curve.to_dict("records"):
         # A single seed has no spread: NaN in a column of numbers.
         std = None if pd.isna(row["std"]) else row["std"]
-        scores[row["setting"]] = Entry("", row["mean"], std, decimals=digits)
+        entry = measured(Estimate(row["mean"], row["n"], std), digits)
+        # The number of seeds is in the heading.
+        scores[row["setting"]] = dataclasses.replace(entry, n=None)
     return [scores.get(name, "") for name in settings]
 
 

@@ -132,8 +132,8 @@ def _latex_entry(entry: Entry) -> str:
     if entry.value is None:
         return latex_escape(entry.text)
     number = entry.number(entry.value)
-    if entry.std is not None:
-        number += f" +- {entry.std:.{entry.decimals}f}"
+    if entry.half is not None:
+        number += f" +- {entry.half:.{entry.decimals}f}"
     text = _num(number, entry.signed) + latex_escape(entry.unit)
     if entry.best:
         text = rf"{{\bfseries\boldmath {text}}}"

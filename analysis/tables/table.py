@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
-from analysis.comparison.aggregation import ENOUGH_SEEDS, Estimate
+from analysis.comparison.aggregation import ENOUGH_SEEDS, Estimate, half_width
 
 MISSING = "missing"
 FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under-replicated."
-STD_NOTE = "Mean \u00b1 standard deviation over seeds."
+HALF_NOTE = "Mean over seeds \u00b1 half-width of its 95 % t-interval."
 MISSING_NOTE = "missing: no finished run gives this number."
 PAIRED = "Differences are paired by seed and step, with Student's 95 % interval."
 # Group of the rows that only the paper has numbers for.
@@ -41,6 +41,7 @@ class Entry:
     unit: str = ""  # right after the number, such as `x`
     best: bool = False  # of its group
     published: bool = False  # a number of others, also in a column of ours
+    half: float | None = None  # half of the width of the mean's 95 % interval
 
     @property
     def few(self) -> bool:
@@ -144,7 +145,7 @@ class Table:
             entries = tuple(row.entries[index] for index in indices)
             if not (ours and _lacks_numbers(columns, entries)):
                 rows.append(Row(row.group, entries))
-        unused = {STD_NOTE, FEW_NOTE, MISSING_NOTE}.difference(_mark_notes(rows))
+        unused = {HALF_NOTE, FEW_NOTE, MISSING_NOTE}.difference(_mark_notes(rows))
         notes = tuple(note for note in self.notes if note not in unused)
         return replace(self, columns=columns, rows=tuple(rows), notes=notes)
 
@@ -176,8 +177,8 @@ def _mark_notes(rows: Iterable[Row]) -> list[str]:
     """Return the notes that explain the marks in the rows."""
     entries = list(itertools.chain.from_iterable(row.entries for row in rows))
     notes = []
-    if any(entry.std is not None for entry in entries):
-        notes.append(STD_NOTE)
+    if any(entry.half is not None for entry in entries):
+        notes.append(HALF_NOTE)
     if any(entry.few for entry in entries):
         notes.append(FEW_NOTE)
     if any(entry.is_missing for entry in entries):
@@ -188,14 +189,16 @@ def _mark_notes(rows: Iterable[Row]) -> list[str]:
 def measured(
     value: Estimate | float | None, decimals: int = 2, unit: str = "", signed: bool = False
 ) -> Entry:
-    """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
+    """Return mean +- half-width (n), an interval's ends where the value has them, or `missing`."""
     if value is None or value != value:
         return Entry(MISSING)
     if not isinstance(value, Estimate):
         return Entry("", value, decimals=decimals, unit=unit, signed=signed)
     mean, n, std, low, high = astuple(value)
     std = std if low is None else None
-    return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
+    half = half_width(std, n) if std is not None else None
+    options: dict[str, Any] = {"decimals": decimals, "unit": unit, "signed": signed}
+    return Entry("", mean, std, low, high, n, half=half, **options)
 
 
 def published(value: float | None, text: str = "", signed: bool = False) -> Entry:
@@ -268,12 +271,12 @@ def markdown_escape(text: str) -> str:
 
 
 def plain(entry: Entry) -> str:
-    """Return an entry as text: `12.34 +- 0.21 (n=3)` (with the sign), `missing`."""
+    """Return an entry as text: `12.34 +- 0.52 (n=3)` (with the sign), `missing`."""
     if entry.value is None:
         return entry.text
     text = entry.number(entry.value) + entry.unit
-    if entry.std is not None:
-        text += f" \u00b1 {entry.std:.{entry.decimals}f}"
+    if entry.half is not None:
+        text += f" \u00b1 {entry.half:.{entry.decimals}f}"
     if entry.low is not None and entry.high is not None:
         text += f" [{entry.number(entry.low)}, {entry.number(entry.high)}]"
     if entry.n is not None:

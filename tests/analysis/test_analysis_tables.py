@@ -21,6 +21,7 @@ from analysis_runs import (
     write,
     write_pairs,
 )
+from scipy import stats
 
 import analysis
 from analysis import figures
@@ -29,7 +30,7 @@ from analysis.comparison import aggregation
 from analysis.comparison.results import Results
 from analysis.tables import make, make_all, render
 from analysis.tables.speedup import reach
-from analysis.tables.table import Column, build, markdown, measured
+from analysis.tables.table import Column, build, markdown, measured, plain
 
 
 def find(table, group, first):
@@ -204,6 +205,29 @@ def test_scaling_and_resolution_find_their_runs(tmp_path):
     assert coco["Paper dense"].value == 35.68 and coco["Dense"].n == 3
 
 
+@pytest.mark.parametrize("values", [[2.0, 3.0, 4.0], [2.0, 2.5], [7.0]])
+def test_behind_plus_minus_stands_half_of_the_t_interval_everywhere(values, tmp_path):
+    n, mean = len(values), sum(values) / len(values)
+    half = f" \u00b1 {stats.t.ppf(0.975, n - 1) * stats.sem(values):.2f}" if n > 1 else ""
+    guides = {"none scale=1.0": 0.0, "cfg scale=1.5": 1.0, "cfg scale=3.0": 2.0}
+    guides |= {f"routed scale=1.5 strong={strong} weak=0.8": 1.0 for strong in (0, 0.1, 0.2, 0.3)}
+    for seed, value in enumerate(values):
+        for route in ("none", "2-8"):
+            run = write(tmp_path, route=route, seed=seed)
+            lines(run / "scores.jsonl", [score({}, 400, value + more, guidance=text) for text, more in guides.items()])
+    results = Results.of(tmp_path)
+    expected = f"{mean:.2f}{half} (n={n})" + ("" if n >= 3 else "\u2020")
+    main_table = make("main", results)
+    shown = main_table.rows[0].entries[1], find(make("guidance", results), "dit", "none scale=1.0")["Score"]
+    assert {plain(entry) for entry in shown} == {expected}
+    assert any("half-width of its 95 % t-interval" in note for note in main_table.notes) == (n > 1)
+    assert plain(make("response", results).rows[0].entries[2]) == f"{mean:.2f}{half}"
+    plot = figures.make("guidance", results)
+    cells = {text.get_text() for text in plot.figure.axes[0].texts}
+    assert f"{mean + 1:.2f}{half}".replace(" \u00b1 ", "\n\u00b1") in cells
+    assert "\u00b1 half-width of its 95 % t-interval" in plot.caption
+
+
 @pytest.mark.parametrize(
     ("metric", "data", "tables"),
     [
@@ -257,7 +281,7 @@ def test_a_long_latex_table_goes_on_over_pages():
     table = build("long", "Long", columns, [("a 50 %", [str(k), entry, 1.5]) for k in range(41)])
     text = render.latex(table)
     assert r"\begin{longtable}" in text and text.count(r"\endhead") == 1
-    assert text.count(r"\num{3.00 +- 1.00} {\scriptsize ($n{=}$3)} & \num{1.50} \\") == 41
+    assert text.count(r"\num{3.00 +- 2.48} {\scriptsize ($n{=}$3)} & \num{1.50} \\") == 41
     # The heading of a group stands alone in its line.
     assert re.search(r"(?m)^\\multicolumn\{3\}.*\\emph\{a 50 \\%\}\} \\\\$", text)
 
