@@ -24,6 +24,7 @@ from analysis.comparison.aggregation import DENSE
 from analysis.comparison.groups import Group, Histories, Metrics, Values, Variant, variant_order
 from analysis.errors import AnalysisError, pick
 from analysis.runs import filters, loading
+from analysis.runs.archives import unpacked
 from analysis.runs.grouping import assign_groups
 from analysis.runs.loss_csv import curves_of_csv
 
@@ -50,16 +51,17 @@ class Results:
 
     @classmethod
     def of(cls, source: Any, metric: str | None = None) -> Results:
-        """Return the results of a folder, of a frame of runs or scores, or of results.
+        """Return the results of a folder or archive, of a frame of runs or scores, or of results.
 
         `AnalysisError` if the folder is none, or a frame lacks what identifies a run.
         """
         if isinstance(source, Results):
             return source if metric in (None, source.metric) else replace(source, metric=metric)
         if not isinstance(source, pd.DataFrame):
-            folder = loading.read_folder(source)
+            path = unpacked(Path(source))
+            folder = loading.read_folder(path)
             scores = _scores(folder.runs)
-            return cls(folder.runs, scores, metric, folder.problems, folder=Path(source))
+            return cls(folder.runs, scores, metric, folder.problems, folder=path)
         frame = loading.runs_of(source)
         if "metric" not in frame:
             runs = assign_groups(frame.reset_index(drop=True))

@@ -21,6 +21,7 @@ import pandas as pd
 
 from analysis.errors import AnalysisError
 from analysis.runs import run_files
+from analysis.runs.archives import unpacked
 from analysis.runs.filters import select
 from analysis.runs.grouping import assign_groups
 from analysis.runs.run_files import Damaged, shown
@@ -110,8 +111,9 @@ def read_folder(root: Roots, filters: Mapping[str, Any] | None = None) -> RunFol
     roots = [root] if isinstance(root, str | os.PathLike) else list(root)
     folders: dict[Path, str] = {}
     for one_root in roots:
-        for folder in find(one_root):
-            folders.setdefault(folder, str(one_root))
+        source = unpacked(Path(one_root))
+        for folder in find(source):
+            folders.setdefault(folder, str(source))
     for folder, folder_root in folders.items():
         try:
             row = read_run(folder)
@@ -140,7 +142,8 @@ def load(root: Roots, **filters: Any) -> pd.DataFrame:
         analysis.load(["runs", "more"], backbone=["dit", "mamba"], where="lr < 3e-3")
 
     Args:
-        root: Folder with run folders, at any depth, or one run folder; or a list of them.
+        root: Folder with run folders, at any depth, one run folder, or an archive of records
+            (.tar.gz), which is unpacked once below `runs/.published`; or a list of them.
         filters: As on the command line of `python -m analysis` (see `analysis.runs.filters`): a
             value or a list of values by key, `where` an expression, `grid` the name of a launched
             grid. A key with a dot is given as `**{"train.lr": 1e-3}`.
@@ -151,7 +154,7 @@ def load(root: Roots, **filters: Any) -> pd.DataFrame:
         unfinished runs.
 
     Raises:
-        AnalysisError: if `root` is no folder, or a filter names no key or grid.
+        AnalysisError: if `root` is no folder or archive, or a filter names no key or grid.
     """
     folder = read_folder(root, filters)
     if len(folder.damaged):

@@ -2,14 +2,17 @@
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from analysis_runs import METRIC, append, evaluate, score, write
+from suite import RESULTS
 
 import analysis
 from analysis.command import main
 from analysis.comparison.results import Results
+from analysis.errors import AnalysisError
 from analysis.runs.grouping import assign_groups
 from analysis.tables import make
 from analysis.tables.table import markdown
@@ -28,6 +31,23 @@ def test_one_row_per_run_with_typed_columns(tmp_path):
     scores = analysis.scores(frame)
     assert set(scores.loc[scores["metric"] == METRIC, "better"]) == {"lower"}
     assert pd.isna(frame["config.backbone.depth"]).all()
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_an_archive_of_records_is_read_like_a_folder(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    archive = kind(RESULTS / "scan_order.tar.gz")
+    runs = analysis.load(archive, backbone="mamba")
+    assert set(runs["backbone"]) == {"mamba"}
+    write(tmp_path / "more", "dit")
+    assert len(analysis.load([archive, tmp_path / "more"])) == 19 and analysis.problems(archive).empty
+    assert set(analysis.scores(archive)["path"]) == set(analysis.load(archive)["path"])
+    assert make("scan_order", archive).covered and Results.of(archive).roots[0].is_dir()
+    for name, content in (("absent.tar.gz", None), ("damaged.tar.gz", b"\x1f\x8b nothing")):
+        if content:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(AnalysisError, match=name):
+            analysis.load(kind(name))
 
 
 def test_a_route_in_stages_is_read_and_is_another_treatment_than_its_first(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from data_tools import add, latents, picture, refused, write_store
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from small import small
 
 from experiments import evaluate
