@@ -47,7 +47,7 @@ def block(words):
 def test_blocks_are_filled_and_words_stay(runs):
     page = pages.fill(PAGE, Results.of(runs))
     assert "old" not in page and "Words stay." in page and "4 finished runs" in page
-    assert "dit-T/1" in page and "Paper, FID-50K" in page
+    assert "dit-T/1" in page
     assert pages.fill(page, Results.of(runs)) == page
 
 
