@@ -25,7 +25,6 @@ examples:
   python -m analysis similarity runs         how alike the blocks of a run are
   python -m analysis guidance-scale DENSE_s0 DENSE_s1 ROUTED_s0
       w_eff by noise level; a dense run of another seed is the instrument
-  python -m analysis suggest-route RUN       blocks that a dense run misses least
 """
 # The module of each command, and what it does.
 _COMMANDS = {
@@ -41,10 +40,6 @@ _COMMANDS = {
     "guidance-scale": (
         "guidance_scale_command",
         "effective guidance scale of runs or exported weights",
-    ),
-    "suggest-route": (
-        "suggest_route",
-        "held-out loss of a dense run by skipped blocks (exploratory)",
     ),
     "notebooks": ("reports.notebook_files", "execute the notebooks and write them as .ipynb"),
     "list": ("runs.loading", "runs found, unfinished and damaged ones with the reason"),
@@ -67,16 +62,9 @@ def parser() -> argparse.ArgumentParser:
     _add_reading(commands)
     _add_measuring(commands)
     compare, notebooks = commands["compare"], commands["notebooks"]
-    suggest = commands["suggest-route"]
     compare.add_argument("first", metavar="RUN_A", type=Path)
     compare.add_argument("second", metavar="RUN_B", type=Path)
     compare.add_argument("more", help=argparse.SUPPRESS, nargs="*")  # refused in one sentence
-    suggest.add_argument(
-        "run", help="dense run, or exported .safetensors", metavar="RUN", type=Path
-    )
-    suggest.add_argument("--step", help="checkpoint (the last)", type=int)
-    suggest.add_argument("--samples", help="held-out samples (1000)", type=int, default=1000)
-    suggest.add_argument("--trained", help="archive of runs trained with these routes", type=Path)
     text = "runs to read (default: the published ones of results/)"
     notebooks.add_argument("--runs", help=text, type=Path)
     notebooks.add_argument("--out", help="folder to write (analysis/notebooks)", type=Path)
