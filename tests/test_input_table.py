@@ -79,7 +79,8 @@ TABLES = {
         ("train.teacher_block=3", "train.teacher_block=3: expected train.encoder=ema"),
         ("train.encoder=ema train.teacher_block=12", "expected an integer >= 0 and <= 11"),
         ("backbone.align={block:3}", "backbone.align with train.encoder=none: expected train.encoder to be one of"),
-        ("train.encoder=ema backbone.align={channels:8}", "expected 64, the features of train.encoder=ema"),
+        ("train.encoder=ema backbone.align={channels:8}", "expected channels=64, the features of train.encoder=ema"),
+        ("train.encoder=ema backbone.align={block:1}", "as in backbone.align={block:1,channels:64}"),
         # --- objectives, guidance, scores, data
         ("task=text", "captions"),
         ("guidance=routed", "route"),

@@ -91,7 +91,7 @@ def _check_alignment(options: RunOptions) -> None:
     expected = options.encoder_width
     require(
         align.channels == expected,
-        f"backbone.align.channels={align.channels}: expected {expected}, the features of "
-        f"train.encoder={encoder}",
+        f"backbone.align: expected channels={expected}, the features of train.encoder={encoder}, "
+        f"as in backbone.align={{block:{align.block},channels:{expected}}}",
         OptionError,
     )

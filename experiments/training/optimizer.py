@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.layers import Block
+from backbones.long_skips import LongSkipBlock
 from experiments.options.training import TrainOptions
 
 
@@ -17,14 +18,15 @@ def muon_parameters(model: nn.Module) -> set[int]:
     """Return the ids of the parameters that Muon trains: the weights of linear layers in blocks.
 
     Muon orthogonalises the update of a matrix that maps activations to activations. So it takes
-    the weight of every `nn.Linear` inside a block, and AdamW takes what is no such map (biases,
+    the weight of every `nn.Linear` inside a block, and of the layers that join long skips to the
+    stream; AdamW takes what is no such map (biases,
     norms, token-shift mixes, convolutions, decays, though some of them are 2-D tensors) and what
     is outside the blocks: embeddings, the modulation of adaLN and the head, which start at zero,
     SPRINT's fusion and the projector of REPA and SRA.
     """
     matrices = set()
     for block in model.modules():
-        if isinstance(block, Block):
+        if isinstance(block, Block | LongSkipBlock):
             for layer in block.modules():
                 if isinstance(layer, nn.Linear):
                     matrices.add(id(layer.weight))

@@ -45,9 +45,11 @@ def test_a_bad_step_changes_neither_weights_nor_momentum():
             assert torch.isfinite(weight).all()
 
 
+@pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("family", ["dit", "mamba", "rwkv"])
-def test_the_matrices_of_the_blocks_and_nothing_else(family):
-    model = backbones.create(family, "T/1", depth=2, num_classes=3, input_size=8, fuse="0-1", align={"block": 0})
+def test_the_matrices_of_the_blocks_and_nothing_else(family, skips):
+    learned = {"skips": True} if skips else {"fuse": "0-1", "align": {"block": 0}}
+    model = backbones.create(family, "T/1", depth=2, num_classes=3, input_size=8, **learned)
     matrices = muon_parameters(model)
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
