@@ -45,8 +45,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     try:
         arguments = parser().parse_args(words)
-        module_name, colon, function_name = arguments.function.partition(":")
-        if not colon or not function_name:
+        module_name, _, function_name = arguments.function.partition(":")
+        if not module_name or not function_name:
             raise CheckError(f"{arguments.function}: expected module:function or file.py:function")
         function = _function(module_name, function_name)
         report = check(function, arguments.seed)
