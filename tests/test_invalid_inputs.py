@@ -13,6 +13,7 @@ import shutil
 
 import analysis_runs
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from data_tools import latents, picture, write_lightning, write_store
@@ -76,6 +77,7 @@ def damaged(bad, weights):
     for name in ("one.txt", "bad.tar", "bad.parquet", "notzip.npz", "bad.tar.gz", "mixed/z.tar", "store/manifest.json"):
         (bad / name).parent.mkdir(exist_ok=True)
         (bad / name).write_bytes(b"nonsense" * 200)
+    pyarrow.parquet.write_table(pyarrow.table({"number": [1, 2]}), bad / "numbers.parquet")
     np.savez(bad / "pickle.npz", arr_0=np.array([{"a": 1}], dtype=object))
     torch.save({"a": print}, bad / "pickle.pt")
     (bad / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
