@@ -335,7 +335,7 @@ def _factors(options: StageOptions, seeds: Sequence[Any] | None) -> dict[str, Ro
 
 
 def _check_reserved(options: StageOptions, has_seeds: bool) -> None:
-    """Refuse keys that are set for every run: `seed` if the stage has seeds, and `paths.runs`."""
+    """Refuse keys that are set for every run: `seed` if the stage has seeds, and folders."""
     keys = {*(options.base or {}), *(options.axes or {}), *(options.zip or {})}
     require(
         "cluster" not in keys,
@@ -346,10 +346,10 @@ def _check_reserved(options: StageOptions, has_seeds: bool) -> None:
         keys.update(row)
     reserved = {"seed"} if has_seeds else set()
     if options.command in (None, "train"):
-        reserved.add("paths.runs")
+        reserved.update(("paths.runs", "paths.cache"))
     require(
         not reserved & keys,
         f"{' and '.join(sorted(reserved & keys))}: expected in none of base, axes, zip and "
-        "cells; the list seeds has seeds, and paths.runs=FOLDER is typed with every command",
+        "cells; the list seeds has seeds, and folders are typed with every command",
         SweepError,
     )

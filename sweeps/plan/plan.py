@@ -13,6 +13,7 @@ from experiments.runtime.console import shown_on_stderr
 from routing.errors import UserError, one_of
 from sweeps import SweepError
 from sweeps.plan.cells import GridCell, expand
+from sweeps.plan.command_output import check_writes
 from sweeps.plan.cost import COMPARISONS, equal_cost_steps
 from sweeps.plan.grid import Grid
 from sweeps.plan.misfits import is_misfit
@@ -175,8 +176,12 @@ def _plan_command(plan: Plan, cell: GridCell, parent: PlannedRun | None) -> Plan
     if parent and parent.is_named_after_cell:
         lasting = _command_arguments(plan, cell, {})
     name = _call_name(cell, lasting, parent)
-    output = plan.root / ".sweeps" / plan.grid.name / "outputs" / name
+    output = plan.sweep.path / "outputs" / name
     arguments = [fill(argument, {"out": str(output)}) for argument in arguments]
+    try:
+        check_writes(cell.stage.entry, arguments, str(output), [PARENT, str(plan.root)])
+    except UserError as error:
+        raise SweepError(f"grid {plan.grid.name}, {cell.label}: {error}") from None
     run = _planned_run(plan, cell, name, arguments, parent.folder if parent else "", None)
     return replace(run, parent=parent.name if parent else "", deferred=deferred)
 

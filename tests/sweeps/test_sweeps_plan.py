@@ -90,9 +90,9 @@ def test_a_stage_waits_for_its_parent(tmp_path):
     assert not grid_plan.waiting and [r.args for r in grid_plan.runs[1:]] == [[str(folder), "w=1"], [str(folder), "w=2"]]
     assert first.name != second.name
     # Quotes keep a comma that is typed, and are no part of what the command reads.
-    raw["stages"][0] |= {"args": ["--guidance", "{w}"]}
+    raw["stages"][0] |= {"args": ["{parent}", "--guidance", "{w}"]}
     for typed in ("score:w='cfg,scale=2'", 'score:w="cfg,scale=2"'):
-        assert planned(tmp_path, typed, **raw).runs[1].args == ["--guidance", "cfg,scale=2"]
+        assert planned(tmp_path, typed, **raw).runs[1].args == [str(folder), "--guidance", "cfg,scale=2"]
     # More steps are wanted than the parent has.
     assert len(planned(tmp_path, "train.steps=6", **raw).waiting) == 2
 

@@ -8,13 +8,16 @@ import stat
 from pathlib import Path
 
 import pytest
-from slurm_lab import make_run, note_submission, until
+from slurm_lab import make_run, note_submission, until, yaml_grid
 
 from experiments.runtime.files import code_commit
+from routing.errors import UserError
 from sweeps import command as sweeps_command
 from sweeps.jobs import pool, slurm
 from sweeps.jobs.snapshot import PACKAGES, ROOT, new_launch, remove_launches
 from sweeps.plan import resources
+from sweeps.plan.command_output import check_writes
+from sweeps.plan.grid import ENTRIES
 from sweeps.store.folder import JobBatch, Sweep
 
 
@@ -232,3 +235,52 @@ def test_ids_that_slurm_does_not_give_are_passed_over(ids, tmp_path):
     sweep = Sweep(tmp_path, "g")
     note_submission(sweep, "g.12345678", ids)
     assert sweep.batches()[0].ids == {}
+
+
+# --- grids of somebody else -------------------------------------------------------------------------------------
+
+# Arguments of evaluate after its run, and of analysis; key=value of bench.
+ELSEWHERE = [
+    ("evaluate", ["{parent}", "--out", "/x"]), ("evaluate", ["{parent}", "--out=/x"]), ("evaluate", ["{parent}", "--ou", "/x"]),
+    ("evaluate", ["{parent}", "--out", "{out}/../../x"]), ("evaluate", ["{parent}", "--out", "x/{out}"]),
+    ("evaluate", ["{parent}", "--cache", "/x"]), ("evaluate", ["{parent}", "--write-samples", "/x"]),
+    ("evaluate", ["{parent}", "--write-reference", "/x"]), ("evaluate", ["/x"]), ("evaluate", ["--samples", "3", "{parent}/../x"]),
+    ("evaluate", ["{parent}", "{option}", "/x"]), ("evaluate", ["{parent}", "--help"]), ("evaluate", ["{parent}", "--nothing"]),
+    ("bench", ["out=/x"]), ("bench", []), ("bench", ["out={out}", "out=/x"]), ("bench", ["out={out}/../x"]),
+    ("analysis", ["report", "{runs}"]), ("analysis", ["report", "{runs}", "--out", "/x"]), ("analysis", ["report", "/x", "--out", "{out}"]),
+    ("analysis", ["tables", "{runs}", "--out", "/x"]), ("analysis", ["figures", "{runs}", "--out", "~/x"]),
+    ("analysis", ["similarity", "/x"]), ("analysis", ["similarity", "{parent}", "/x"]), ("analysis", ["pages"]), ("analysis", ["notebooks"]),
+    ("analysis", ["guidance-scale", "{parent}", "--out", "/x"]), ("train", {"paths.cache": "/x"}), ("train", {"paths.runs": "/x"}),
+    ("train", {"hydra.searchpath": "[/x]"}), ("train", {"hydra/callbacks": "x"}), ("train", {"--config-dir": "/x"}), ("train", {"-m": "x"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "arguments"), ELSEWHERE)
+def test_a_command_of_a_grid_writes_below_out_only(command, arguments, tmp_path, capsys):
+    stage = {"base": arguments} if command == "train" else {"command": command, "args": arguments}
+    if "{option}" in arguments:
+        stage["axes"] = {"option": ["--out"]}
+    grid = yaml_grid(tmp_path, stages=[{"name": "later", "of": "train"} | stage])
+    assert sweeps_command.main(["launch", str(grid.path), "--dry-run", f"paths.runs={tmp_path / 'runs'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and len(line) < 400
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("evaluate", ["{parent}", "--out", "{out}"]), ("evaluate", ["--cache", "{out}-cache", "{parent}", "--guidance", "none"]),
+        ("bench", ["out={out}.json"]), ("analysis", ["report", "{runs}", "--out", "{out}.html"]),
+        ("analysis", ["tables", "{runs}", "--print"]), ("analysis", ["similarity", "{parent}"]),
+    ],
+)  # fmt: skip
+def test_what_a_grid_may_write_is_planned(command, arguments, tmp_path, capsys):
+    grid = yaml_grid(tmp_path, stages=[{"name": "later", "of": "train", "command": command, "args": arguments}])
+    assert sweeps_command.main(["launch", str(grid.path), "--dry-run", f"paths.runs={tmp_path / 'runs'}"]) == 0
+
+
+def test_each_command_of_a_grid_has_a_rule_for_what_it_writes():
+    for name, entry in ENTRIES.items():
+        if name != "train":
+            with pytest.raises(UserError):
+                check_writes(entry, ["out=/x"], "/out", ["/runs"])
