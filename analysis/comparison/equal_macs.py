@@ -157,7 +157,8 @@ def comparisons(curves: pd.DataFrame) -> list[Comparison]:
         models: dict[str, Curves] = {}
         facts = part.drop_duplicates("model").set_index("model")[["network", "dense"]]
         for (model, seed), curve in part.groupby(["model", "seed"], sort=False):
-            models.setdefault(str(model), {})[int(seed)] = curve[_CURVE].reset_index(drop=True)
+            by_seed = models.setdefault(str(model), {})
+            by_seed[int(str(seed))] = curve[_CURVE].reset_index(drop=True)
         for model in facts.index[~facts["dense"].astype(bool)]:
             for opponent in _opponents(models, facts, model):
                 pair = _compare(models[model], models[opponent])

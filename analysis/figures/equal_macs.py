@@ -43,7 +43,7 @@ def _relative_losses(part: pd.DataFrame) -> pd.DataFrame:
     dense_models = set()
     for (model, dense, seed), curve in part.groupby(["model", "dense", "seed"], sort=False):
         if len(curve) > 1:
-            models.setdefault(str(model), {})[int(seed)] = curve
+            models.setdefault(str(model), {})[int(str(seed))] = curve
             if dense:
                 dense_models.add(str(model))
     rows = []

@@ -91,12 +91,12 @@ def _legend_columns(width: float, labels: Sequence[str]) -> int:
 
 def _add_legend(figure: Figure, title: str) -> None:
     """Explain the curves of all panels below them: a panel need not have every curve."""
-    handles = {}
+    handles: dict[str, Any] = {}
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     columns = _legend_columns(figure.get_figwidth(), list(handles))
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, title=title)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, title=title)
 
 
 def _points(frame: pd.DataFrame, x: str, y: str, hue: str, col: str | None) -> pd.DataFrame:

@@ -208,13 +208,13 @@ def guidance(results: Results) -> Table:
         Column("GMACs per step", decimals=4),
         *Column.each("Paper FID-50K", "Paper GMACs per step", published=True, shown=has_paper),
     )
-    notes = [PAIRED]
+    texts = [PAIRED]
     if has_paper:
-        notes.append(
+        texts.append(
             "The paper's two sparse settings are shown beside ours of the same kind: SG_FLOPS at "
             "rates 0.5 and 0.9, SG_FID beside our best sparse setting."
         )
-    notes = entries.paper_notes("guidance", *notes, shown=has_paper)
+    notes = entries.paper_notes("guidance", *texts, shown=has_paper)
     title = "Guidance and its cost (SG, Tables 1 and 2)"
     return build("guidance", title, columns, rows, notes, not_run)
 

@@ -58,7 +58,8 @@ def estimate(
     speed = None
     if tflops is not None:
         speed = (tflops, "GPU" if kind == "slurm" or visible_gpus() else "CPU")
-    lines, total = [], 0.0
+    lines: list[str] = []
+    total = 0.0
     with shown_on_stderr("counting their cost", len(runs)) as display:
         for run in runs:
             display.part = len(lines) / len(runs)
