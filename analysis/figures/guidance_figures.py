@@ -111,7 +111,7 @@ def _draw_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> None:
         std, n = scores.loc[(strong[y], weak[x]), ["std", "n"]].to_numpy(float)
         text = f"{value:.{digits}f}"
         if not np.isnan(std):
-            text += f"\n\u00b1{half_width(std, int(n)):.{digits}f}"
+            text += f"\n\u00b1{half_width(float(std), int(n)):.{digits}f}"
         ink = style.ink(cmap(image.norm(value)))
         style.centred(ax, x, y, text, color=ink, fontsize=7, linespacing=1.1)
     ax.set_xticks(range(len(weak)), [f"{rate:g}" for rate in weak])

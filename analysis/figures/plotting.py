@@ -96,7 +96,8 @@ def _add_legend(figure: Figure, title: str) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     columns = _legend_columns(figure.get_figwidth(), list(handles))
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, title=title)
+    options = {"loc": "outside lower center", "ncols": columns, "title": title}
+    figure.legend(list(handles.values()), list(handles), **options)
 
 
 def _points(frame: pd.DataFrame, x: str, y: str, hue: str, col: str | None) -> pd.DataFrame:
