@@ -20,7 +20,6 @@ from scipy.special import stdtr, stdtrit
 
 ENOUGH_SEEDS = 3
 DENSE = "dense"
-NOT_SIGNIFICANT, BETTER = "no significant difference", "significantly better"
 # Scores are averaged over seeds within these columns.
 KEYS = ("group", "variant", "metric", "step")
 _STATISTICS = ("mean", "n", "std", "low", "high")
@@ -123,25 +122,6 @@ def holm(p_values: Mapping[int, float]) -> dict[int, float]:
         largest = max(largest, min(1.0, p * (len(ordered) - rank)))
         adjusted[key] = largest
     return adjusted
-
-
-def verdict(difference: Estimate, better: str | None) -> str:
-    """Return whether and in which direction a difference is significant (few seeds: unknown)."""
-    low, high = difference.low, difference.high
-    if difference.n < ENOUGH_SEEDS or low is None or high is None:
-        return f"too few seeds to tell (n={difference.n})"
-    if low <= 0 <= high:
-        return NOT_SIGNIFICANT
-    end = "higher" if difference.mean > 0 else "lower"
-    if better is None:
-        return f"significantly {end}"
-    return BETTER if better == end else "significantly worse"
-
-
-def change(difference: Estimate, decimals: int) -> str:
-    """Return a difference with its interval from `ENOUGH_SEEDS` seeds on."""
-    form = f"+.{decimals}f"
-    return f"{difference.mean:{form}}" if difference.n < ENOUGH_SEEDS else difference.text(form)
 
 
 def number_range(counts: Iterable[float]) -> str:

@@ -5,17 +5,12 @@
 RUNS = "results/guidance.tar.gz"  # or the folder of your own runs, such as "runs"
 
 # %%
-from IPython.display import Markdown
-
 import analysis
 from analysis.comparison.results import Results
-from analysis.reports import answers, notebook_files
+from analysis.reports import notebook_files
 
 results = Results.of(notebook_files.runs_folder(RUNS))
-analysis.figures.make("response", results)
+analysis.figures.make("guidance", results)
 
 # %%
 analysis.tables.make("guidance", results).only(ours=True)
-
-# %%
-Markdown(answers.make("guidance", results))

@@ -5,15 +5,10 @@
 RUNS = "results/runs.tar.gz"  # or the folder of your own runs, such as "runs"
 
 # %%
-from IPython.display import Markdown
-
 import analysis
 from analysis.measurements import similarity
-from analysis.reports import answers, notebook_files
+from analysis.reports import notebook_files
 
 runs = analysis.load(notebook_files.runs_folder(RUNS))
 maps = similarity.pairs(runs, similarity.Protocol(samples=16, batch=8))
 analysis.figures.similarity(maps)
-
-# %%
-Markdown(answers.similarity(maps))

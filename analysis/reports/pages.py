@@ -6,11 +6,10 @@ the runs; all else in a page is its own text. What opens a block:
     table NAME      `ours` leaves out rows that only the paper has, `group=START` keeps the groups
                     whose heading starts so, `having=WORD` those whose heading holds the word,
                     `flat` turns headings into notes, `columns=0,2,3` chooses columns
-    finding NAME    sentences of `findings`; `having=WORD`: of groups whose name holds the word
     facts           from which code and machines the runs came
     study NAME TABLE    a table of results/studies/NAME.py
 
-The first three read results/runs.tar.gz, or `of=results/MORE.tar.gz`.
+The first two read results/runs.tar.gz, or `of=results/MORE.tar.gz`.
 """
 
 import argparse
@@ -27,14 +26,13 @@ import pandas as pd
 from analysis import tables
 from analysis.comparison.results import Results
 from analysis.errors import AnalysisError, pick
-from analysis.reports import findings
 from analysis.runs.archives import PUBLISHED, unpack
 from analysis.runs.run_files import read_environment
 from analysis.tables.table import NOT_RUN, markdown, markdown_escape, markdown_rows
 from experiments.runtime.errors import ROOT
 from experiments.runtime.files import atomic_write
 
-_OPENING = r"(<!-- ((?:table|finding|facts|study)\b[^>]*?) -->\n)"
+_OPENING = r"(<!-- ((?:table|facts|study)\b[^>]*?) -->\n)"
 _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 _STUDIES = "results.studies"
 # Label of a line and the key in env.json.
@@ -85,17 +83,7 @@ def _block(request: str, results: Results) -> str:
         lines = [f"- {markdown_escape(line)}\n" for line in machine_lines(source.runs)]
         return "".join(lines)
     name, *options = options or [""]
-    if kind == "table":
-        return _table(name, options, source)
-    subjects = []
-    for option in options:
-        if not option.startswith("having="):
-            raise AnalysisError(
-                f"a page asks for finding {name} {' '.join(options)}; options are `having=WORD` "
-                "(of a setting) and `of=ARCHIVE`"
-            )
-        subjects.append(option.removeprefix("having="))
-    return findings.make(name, source, subjects) + "\n"
+    return _table(name, options, source)
 
 
 def machine_lines(runs: pd.DataFrame) -> list[str]:

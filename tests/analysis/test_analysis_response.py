@@ -7,13 +7,10 @@ from analysis_runs import append, as_published, evaluate, lines, score, stored_s
 from test_analysis_tables import find
 
 import analysis
-from analysis.comparison.aggregation import paired, verdict
 from analysis.comparison.guidance_settings import setting
 from analysis.comparison.results import Results
-from analysis.reports import findings
 from analysis.tables.main import score_set
 from analysis.tables.table import markdown
-from routing.errors import UserError
 
 SPACES = ("digits-classifier@1f2e3d4c", "autoencoder@99887766")
 # Name, key, features and better end of every score; those that generate samples first.
@@ -127,19 +124,6 @@ def test_the_response_has_every_metric_under_every_setting(runs):
     assert labels == {"dense", "dit, 2-8", "mamba, 2-8"}
     ticks = [text.get_text() for text in plot.figure.axes[-1].get_xticklabels()]
     assert ticks == ["CFG 1", "1.25", "1.5", "3", "SG 1.5", "routed"]
-
-
-def test_findings_say_what_the_tables_show(runs):
-    dense, routed = map(str, findings.scale(runs))
-    assert "dense: instrumented w_eff against dense +0.000 [+0.000, +0.000]: no significant difference (n=3)" in dense
-    assert "routed: instrumented w_eff against dense +8.100 [+8.100, +8.100]: significantly higher (n=3)" in routed
-    text = findings.make("response", runs)
-    assert text.count("\n") == 1 and "dense 0.98 (CFG 1.25), " in text
-    assert findings.make("response", runs, ["mamba"]).count("dense 0.98") == 1
-    assert findings.make("placement", runs) == "- These runs do not answer this."
-    assert verdict(paired({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.5}), "lower").startswith("too few seeds")
-    with pytest.raises(UserError, match="no findings called 'scal'; .*did you mean scale"):
-        findings.make("scal", runs)
 
 
 def test_guidance_table_has_cost_per_step_and_marks_the_best(made_runs):
