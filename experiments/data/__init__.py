@@ -14,7 +14,6 @@ __getattr__, __dir__, __all__ = lazily(
         "image_options": (
             "DigitsOptions",
             "FashionOptions",
-            "IconsOptions",
             "MnistOptions",
             "ScenesOptions",
             "TorchvisionOptions",

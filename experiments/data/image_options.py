@@ -150,23 +150,6 @@ class FashionOptions(ImageOptions):
 
 
 @dataclass(frozen=True)
-class IconsOptions(ImageOptions):
-    """About 6,000 icons of free fonts, 28x28 grey padded to 32x32 (needs the package qtawesome).
-
-    The 50 classes are the most frequent first words of the icons' names. A fifth of the names is
-    held out.
-    """
-
-    name: str = "icons"
-
-    sample_shape = GREY_SHAPE
-    patch = 4
-    class_count = 50
-    package = "qtawesome"
-    reader = "experiments.data.icon_fonts:read_icons"
-
-
-@dataclass(frozen=True)
 class TorchvisionSet:
     """Properties of one of torchvision's data sets."""
 

@@ -68,7 +68,6 @@ FEATURES: dict[str, str] = {
     "digits-classifier": "a small network trained on the digits' training split (8x8)",
     "fashion-classifier": "the same for fashion (32x32)",
     "mnist-classifier": "the same for mnist (32x32)",
-    "icons-classifier": "the same for icons (32x32)",
     "torchvision-classifier": "the same for any set of data=torchvision (32x32)",
     "autoencoder": "a small autoencoder trained on the data set's training images, without labels",
     "scenes-probe": "the network that reads rendered scenes, which comes with the project (32x32)",
