@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 
@@ -120,28 +119,3 @@ def test_help_needs_neither_torch_nor_pandas_and_tables_no_torch(runs):
     assert result.returncode == 0, result.stderr
     for name in ("report", "tables", "figures", "compare", "similarity", "guidance-scale", "list"):
         assert f"  {name}" in parser().format_help()
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("list absent", "not a folder"),
-        ("figures {runs} --only convergance", "did you mean convergence"),
-        ("tables {runs} --metric FID-50K", "no score called 'FID-50K'"),
-        ("tables {runs} --metric fd", f"--metric fd: expected the full name of a score: {METRIC}"),
-        ("compare a b c", "compare takes two runs, not 3; the tables treatments and differences compare more"),
-        ("similarity {runs}", "no run with weights"),
-        ("tables {runs} main", "no grid called 'main' was launched into these runs; there are none; did you mean --only main?"),
-        ("tables {runs} backbone=dot", "no finished run below"),
-        ("tables {runs} bakbone=dit", "did you mean backbone"),
-        ("tables {runs} lr=fast", "expected a number"),
-        ("tables {runs} where=\"__import__('os').system('true')\"", "cannot be read"),
-        ("tables {runs} where=\"backbone < 'dit'\"", "compare it with =="),
-        ("tables {runs} steps=400", "give the whole key"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_met_is_one_sentence_that_says_what_to_type(words, text, runs, capsys):
-    typed = [word.format(runs=runs) for word in shlex.split(words)]
-    assert main(typed) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ") and text in lines[0]

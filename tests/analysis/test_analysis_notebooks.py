@@ -1,5 +1,6 @@
 """Notebooks: committed files match their scripts, scripts run, and a kernel runs them with outputs."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from analysis_runs import similarity_map, study
 from small import ROOT
 
+from analysis import command
 from analysis.errors import AnalysisError
 from analysis.reports import notebook_files
 
@@ -26,6 +28,13 @@ def test_a_committed_notebook_is_its_script_with_a_figure_and_a_table(name):
     assert outputs[0] == [] and "image/png" in outputs[1][0].data
     assert all("text/markdown" in output[0].data for output in outputs[2:])
     assert not [out for cell in outputs for out in cell if out.output_type == "error"]
+
+
+def test_the_package_that_notebooks_need_is_named(monkeypatch, capsys, tmp_path):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nbformat" else find(name))
+    assert command.main(["notebooks", "--out", str(tmp_path)]) == 2
+    assert "nbformat" in capsys.readouterr().err
 
 
 def test_what_cannot_be_read_is_one_sentence(tmp_path):

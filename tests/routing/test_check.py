@@ -279,19 +279,7 @@ def broken_builder(seed=0):
     raise TypeError("of the user's own code")
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ([], "required: module:function"),
-        (["nothing"], "nothing: expected module:function or file.py:function"),
-        (["nothing:build"], "nothing: no such module here or installed"),
-        (["nothing.py:build"], "nothing.py: no such file"),
-        (["checked_models:plane"], "checked_models has no function plane; did you mean plain?"),
-        (["checked_models:plain"], "returns a function; expected a routing.check.RoutedModel"),
-        ([f"{__file__}:broken_builder"], "TypeError: of the user's own code"),
-    ],
-)
-def test_the_command_says_what_is_wrong(words, part, capsys):
-    assert main(words) == 2
+def test_an_error_of_the_models_own_code_is_shown(capsys):
+    assert main([f"{__file__}:broken_builder"]) == 2
     printed = capsys.readouterr()
-    assert part in printed.err and not printed.out
+    assert "TypeError: of the user's own code" in printed.err and not printed.out

@@ -31,13 +31,6 @@ def test_words_become_options():
     assert parse(["rate=5e-1", "batch=010", "depth=none"], BenchOptions) == BenchOptions(rate=(0.5,), batch=10)
 
 
-def test_what_this_machine_cannot_do_is_said(capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run_command(bench.main, ["device=cuda"]) == 2
-    assert "no CUDA device here; type device=cpu" in capsys.readouterr().err
-    assert run_command(bench.main, ["graphs=true"]) == 2
-
-
 # --- arithmetic
 
 

@@ -113,7 +113,7 @@ def test_a_path_may_hold_what_means_something_to_hydra():
     assert load(["paths.runs='a,b'"]).paths.runs == "a,b"
 
 
-# --- mistakes: typed ones are in tests/test_input_table.py ------------------------------------------------------
+# --- mistakes: typed ones are in tests/data/invalid_inputs.tsv---------------------------------------------------
 
 
 def test_saved_config_of_another_version_is_refused_by_key():

@@ -265,25 +265,6 @@ def test_images_that_were_replaced_are_encoded_again(pictures, tmp_path, vae, ki
     assert "1 shards of an earlier version are kept" in capsys.readouterr().err
 
 
-def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
-    (tmp_path / "mixed").mkdir()
-    for name in ("mixed/a.png", "mixed/z.tar", "bad.tar", "bad.parquet"):
-        (tmp_path / name).write_bytes(b"nonsense" * 200)
-    write_table(tmp_path / "x.parquet", pictures)
-    cases = [
-        (["mixed"], "holds images such as a.png and tars such as z.tar: expected one kind"),
-        (["photos", "--size", 60], "--size 60 is not a multiple of the VAE's factor 8; try --size 56"),
-        (["photos", "--captions", "c.json"], "--captions needs --text"),
-        (["photos", "--label-column", "kind"], "--label-column is for tables"),
-        (["photos", "--vae", "nowhere/vae"], "nowhere/vae cannot be loaded"),
-        (["bad.tar"], "bad.tar is truncated, compressed, or no tar"),
-        (["bad.parquet"], "bad.parquet is damaged"),
-        (["x.parquet", "--image-column", "picture"], "no column 'picture'; it has image"),
-    ]
-    for (source, *more), words in cases:
-        fails(capsys, run(tmp_path / source, tmp_path / "out", vae, *more), words)
-
-
 def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae, capsys):
     out = tmp_path / "out"
     assert run(folder, out, vae) == 0

@@ -42,18 +42,3 @@ def test_it_is_half_the_bytes_and_names_no_folder(weights):
         rounded = value.half().to(value.dtype) if value.is_floating_point() else value
         assert torch.equal(small_one.model.state_dict()[name], rounded), name
         assert torch.equal(again[name], rounded) and again[name].dtype == value.dtype, name
-
-
-def test_what_cannot_be_exported_is_one_sentence(weights, tmp_path, capsys):
-    assert exported(weights, tmp_path / "model.pt") == 2
-    assert "expected a name that ends in .safetensors" in capsys.readouterr().err
-    loaded = trained_model.load_model(weights, device="cpu")
-    state = loaded.model.state_dict()
-    name = next(key for key, value in state.items() if value.is_floating_point())
-    state[name] = torch.full_like(state[name], 1e5)
-    large = tmp_path / "large.safetensors"
-    trained_model.export(large, loaded.model, state, loaded.config, 7, loaded.info)
-    out = tmp_path / "half.safetensors"
-    assert exported(large, out, "--half") == 2 and not out.exists()
-    assert f"{name} does not fit float16" in capsys.readouterr().err
-    assert exported(large, out) == 0
