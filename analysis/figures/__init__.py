@@ -29,14 +29,11 @@ FIGURES = builders(
         "selection_rate": "route_ablations:rate",
         "samples": "sample_grids:samples",
         "similarity": "layer_maps:similarity_maps",
-        "response": "guidance_figures:response",
         "guidance": "guidance_figures:guidance",
         "guidance_scale": "effective_scale:guidance_scale",
         "cost": "route_ablations:cost",
     },
 )
-# They depend on no run.
-FIGURES |= {"scan_paths": lambda _: scan_paths(), "selections": lambda _: selections()}
 
 __all__ = [
     "FIGURES", "Plot", "make", "make_all", "save", "scan_paths", "selections", "similarity",

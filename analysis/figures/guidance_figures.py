@@ -1,7 +1,6 @@
 """Guidance: responses to its scale, and maps of two rates (SG, Figs. 4 to 8)."""
 
 import math
-from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
 
@@ -10,15 +9,15 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from analysis.comparison.aggregation import DENSE, half_width, mean_std, number_range
+from analysis.comparison.aggregation import half_width, mean_std, number_range
 from analysis.comparison.groups import Group, Variant
-from analysis.comparison.guidance_settings import number, parse, setting_order
+from analysis.comparison.guidance_settings import number, parse
 from analysis.comparison.results import Results
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
 from analysis.runs.grouping import shared_label, short_labels
 from analysis.tables.entries import metric_decimals, metric_label
-from analysis.tables.guidance import by_seed, evaluations, responses
+from analysis.tables.guidance import by_seed, evaluations
 
 _MOST_MAPS = 6  # on one page
 _SMALLEST_MAP = 4  # pairs of rates
@@ -119,87 +118,3 @@ def _draw_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> None:
     ax.set(xlabel="rate of the weak pass", ylabel="rate of the strong pass")
     ax.grid(False)
     ax.figure.colorbar(image, ax=ax, label=metric_label(str(part["metric"].iloc[0])), pad=0.02)
-
-
-@styled
-def response(results: Results) -> Plot | None:
-    """Draw a line of panels per group, a panel a metric; None without scores under three settings.
-
-    Every panel has the settings at equal distances: the scales of CFG joined by a line, then SG and
-    routed inference, which are no points of that line.
-    """
-    frame = responses(results)
-    if frame.empty:
-        return None
-    frame = _in_first_features(frame)
-    settings = sorted(set(frame["setting"]), key=setting_order)
-    names = short_labels(frame["group"])
-    metrics = frame.groupby("group", sort=False)["metric"].unique()
-    columns = max(map(len, metrics))
-    figure, axes = style.canvas(1.35 * len(metrics) + 0.75, len(metrics), columns, sharex=True)
-    handles: dict[str, Any] = {}
-    first_metrics = list(metrics.iloc[0])
-    for y, ((label, group_metrics), row) in enumerate(zip(metrics.items(), axes, strict=True)):
-        part = frame[frame["group"] == label]
-        for ax in row[len(group_metrics) :]:
-            ax.set_visible(False)
-        # Where groups have other metrics than the first each panel has its own heading.
-        with_titles = y == 0 or list(group_metrics) != first_metrics
-        for ax, metric in zip(row, group_metrics, strict=False):
-            curves = part[part["metric"] == metric]
-            handles |= _draw_responses(ax, curves, settings)
-            if with_titles:
-                ax.set_title(_metric_title(str(metric), curves["better"].iloc[0]), fontsize=7)
-        text = f"step {number_range(part['step'])}, n = {number_range(part['n'])}"
-        tint = style.colour(str(part["backbone"].iloc[0]))
-        row[0].set_ylabel(f"{names[str(label)]}\n{text}", color=tint)
-    _set_setting_ticks(axes, settings)
-    columns = min(4, len(handles))
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
-    frame = frame.rename(columns={"group": "panel"})
-    return Plot.of("response", figure, frame, names=shared_label(names))
-
-
-def _in_first_features(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return distances, and shares in the features of each group's first metric."""
-    features = frame["metric"].str.partition(" (")[2]
-    first = features.groupby(frame["group"]).transform("first")
-    return frame[(features == first) | frame["metric"].str.match("FI?D")]
-
-
-def _metric_title(metric: str, better: str | None) -> str:
-    name, _, features = metric.partition(" (")
-    arrow = {"lower": " \u2193", "higher": " \u2191"}.get(str(better), "")
-    return f"{name}{arrow}\n{features.removesuffix(')')}"
-
-
-def _set_setting_ticks(axes: np.ndarray, settings: Sequence[str]) -> None:
-    # Labels: the first setting in full, then the scale alone.
-    ticks = [settings[0], *(name.removeprefix("CFG ") for name in settings[1:])]
-    for ax in axes.flat:
-        ax.set_xticks(range(len(settings)), ticks)
-        ax.tick_params(axis="x", labelrotation=90)
-        ax.margins(x=0.08)
-    for column in axes.T:  # where the lowest line has fewer panels, the one above says the scales
-        visible = [ax for ax in column if ax.get_visible()]
-        visible[-1].tick_params(axis="x", labelbottom=True)
-
-
-def _draw_responses(ax: Axes, frame: pd.DataFrame, settings: list[str]) -> dict[str, Any]:
-    """Draw a curve per variant of one metric; return their handles by label."""
-    handles = {}
-    for variant, curve in frame.groupby("variant", sort=False):
-        backbone = str(curve["backbone"].iloc[0])
-        is_dense = variant == DENSE
-        label = DENSE if is_dense else f"{backbone}, {variant}"
-        tint = style.DENSE_COLOUR if is_dense else style.colour(backbone)
-        look = style.line(str(variant)) | {"color": tint, "capsize": 1.5, "elinewidth": 0.8}
-        points = curve.assign(x=curve["setting"].map(settings.index)).sort_values("x")
-        scaled = points["setting"].str.startswith("CFG")
-        for part, linestyle in ((points[~scaled], "none"), (points[scaled], look["linestyle"])):
-            if not part.empty:
-                error = part["std"].astype(float).fillna(0.0)
-                styled_look = look | {"linestyle": linestyle}
-                # The legend shows the line of CFG, which is drawn last.
-                handles[label] = ax.errorbar(part["x"], part["mean"], yerr=error, **styled_look)
-    return handles

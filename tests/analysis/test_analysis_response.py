@@ -114,16 +114,6 @@ def test_the_response_has_every_metric_under_every_setting(runs):
 
     alone = analysis.tables.make("response", runs.runs[runs.runs.seed == 1])
     assert "nan" not in markdown(alone) and "50" in markdown(alone)
-    plot = analysis.figures.make("response", runs)
-    assert [ax.get_title(loc="left") + ax.get_title() for ax in plot.figure.axes[:2]] == [
-        "FD-500 \u2193\ndigits-classifier", "FD-500 \u2193\nautoencoder"
-    ]  # fmt: skip
-    # Both distances, and the shares in the features of the first.
-    assert len(plot.data) == 2 * 2 * 6 * 5 and set(plot.data["n"]) == {3}
-    labels = {text.get_text() for text in plot.figure.legends[0].get_texts()}
-    assert labels == {"dense", "dit, 2-8", "mamba, 2-8"}
-    ticks = [text.get_text() for text in plot.figure.axes[-1].get_xticklabels()]
-    assert ticks == ["CFG 1", "1.25", "1.5", "3", "SG 1.5", "routed"]
 
 
 def test_guidance_table_has_cost_per_step_and_marks_the_best(made_runs):
