@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from analysis.comparison.aggregation import estimates, number_range
 from analysis.errors import AnalysisError
 from analysis.figures import style
-from analysis.figures.style import Plot, styled
+from analysis.figures.style import Options, Plot, styled
 from routing.errors import suggest
 
 _PALETTE = (*style.COLOURS.values(), *style.FURTHER_COLOURS)
@@ -96,8 +96,8 @@ def _add_legend(figure: Figure, title: str) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     columns = _legend_columns(figure.get_figwidth(), list(handles))
-    options = {"loc": "outside lower center", "ncols": columns, "title": title}
-    figure.legend(list(handles.values()), list(handles), **options)
+    place: Options = {"loc": "outside lower center", "ncols": columns, "title": title}
+    figure.legend(list(handles.values()), list(handles), **place)
 
 
 def _points(frame: pd.DataFrame, x: str, y: str, hue: str, col: str | None) -> pd.DataFrame:
