@@ -18,7 +18,7 @@ from experiments.evaluation.sample_request import SampleRequest
 from experiments.evaluation.sample_store import SHARD, SampleStore, generate_shards
 from experiments.evaluation.small_networks import checksum
 from experiments.runtime.console import Console
-from experiments.runtime.files import sha256
+from experiments.runtime.files import refuse_links, sha256
 from experiments.runtime.locks import locked
 from experiments.runtime.processes import world
 
@@ -62,6 +62,7 @@ def sample_to_folder(
     samples besides the pipeline's options, and the first `pngs` images are written as PNGs too.
     """
     rank, processes = world()
+    refuse_links(out.parent, [], [out.name])
     count, shards = len(request.seeds), out / "shards"
     captions = request.captions
 

@@ -28,7 +28,7 @@ from experiments.runtime.checkpoint_files import (
     verify,
 )
 from experiments.runtime.files import atomic_path
-from experiments.runtime.run_folder import listed
+from experiments.runtime.run_folder import listed, open_folder
 from routing.errors import UserError, require
 
 
@@ -104,6 +104,7 @@ def load_model(
         native.start_build(report)  # while the weights are read
     wants_export = step is None and weights == "ema"
     if path.is_dir():
+        open_folder(path)
         exported_path = path / "model.safetensors"
         if wants_export and exported_path.is_file():
             return _read_export(exported_path, device)

@@ -12,10 +12,11 @@ import secrets
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from backbones.parsing import json_of
+from routing.errors import UserError
 
 # A temporary file of this age was left behind by a killed writer.
 ABANDONED_S = 86400
@@ -44,6 +45,34 @@ def is_own(path: Path) -> bool:
         return True
     is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and not stat.S_ISLNK(status.st_mode)
+
+
+def refuse_links(folder: Path, names: Iterable[str], trees: Iterable[str] = ()) -> None:
+    """Refuse links among these names in a folder, and in the `trees` also below them.
+
+    A folder may be somebody else's, and what is written to a link is written elsewhere.
+
+    Raises:
+        UserError: The message names the link.
+    """
+    paths = [folder / name for name in (*names, *trees)]
+    links = [path for path in paths if path.is_symlink()]
+    links = links or [link for tree in trees for link in _links_below(folder / tree)]
+    if links:
+        raise UserError(
+            f"{links[0]} is a link to {os.readlink(links[0])}, and what is written there would be "
+            "written elsewhere: replace it by what it leads to, or remove it"
+        )
+
+
+def _links_below(folder: Path) -> Iterator[Path]:
+    # An absent folder has none, and in one that cannot be read nothing is written.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        for entry in os.scandir(folder):
+            if entry.is_symlink():
+                yield Path(entry.path)
+            elif entry.is_dir():
+                yield from _links_below(Path(entry.path))
 
 
 def fsync_dir(path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backbones.parsing import json_of
+from experiments.runtime.files import refuse_links
 from routing.errors import UserError
 
 try:
@@ -38,6 +39,7 @@ def locked(folder: Path, wait_s: float = 0.5) -> Iterator[None]:
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
+    refuse_links(folder, [path.name])
     lock = FileLock(path, fallback_to_soft=False)
     try:
         lock.acquire(timeout=wait_s, poll_interval=0.05)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.parsing import is_number, json_of
-from experiments.runtime.files import atomic_write
+from experiments.runtime.files import atomic_write, refuse_links
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -61,6 +61,7 @@ def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
         OSError: The disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_links(path.parent, [path.name])
     data = _lines(entries).encode()
     with path.open("a+b", buffering=0) as handle:
         if data and handle.seek(0, os.SEEK_END):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.parsing import bytes_of, json_of
+from experiments.runtime.files import refuse_links
 from routing.errors import UserError
 
 
@@ -18,6 +19,25 @@ class RunFolderError(UserError):
             "has stopped without writing there: move the folder back and type the same command to "
             "resume, or type it to train from the start"
         )
+
+
+# What the suite writes in a run folder: files, and folders that belong to it whole.
+_FILES = (
+    "config.yaml", "env.json", "precision.json", "summary.json", "status.json", "metrics.jsonl",
+    "scores.jsonl", "lock", "model.safetensors", "loss.png", "progress.gif", "similarity.npz",
+    "similarity.png", "guidance_scale.json", "tread-suite", "wandb",
+)  # fmt: skip
+_FOLDERS = ("checkpoints", "samples", "evaluations")
+
+
+def open_folder(folder: Path) -> Path:
+    """Return a run folder, which may be somebody else's, or refuse a link among the suite's names.
+
+    Raises:
+        UserError: The message names the link.
+    """
+    refuse_links(folder, _FILES, _FOLDERS)
+    return folder
 
 
 def read(path: str | Path) -> dict[str, Any]:

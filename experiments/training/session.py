@@ -11,8 +11,9 @@ from backbones.ops import native
 from experiments.components import make_accelerator, open_tracker
 from experiments.config.schema import Config
 from experiments.preflight import check_ready
-from experiments.runtime import signals
+from experiments.runtime import run_folder, signals
 from experiments.runtime.console import Console
+from experiments.runtime.files import refuse_links
 from experiments.training import run_end, run_start
 from experiments.training.loop import Trainer
 from experiments.training.summary import read_summary, show_results
@@ -30,6 +31,8 @@ def train(config: Config, *, quiet: bool = False, overrides: Sequence[str] = ())
     accelerator = make_accelerator(config)
     console = Console(quiet or not accelerator.is_main_process)
     folder = config.folder
+    refuse_links(folder.parent, [folder.name])
+    run_folder.open_folder(folder)
     summary = read_summary(folder)
     if summary is not None and summary["step"] >= config.train.steps:
         done_steps = summary["step"]

@@ -103,7 +103,7 @@ class Arguments:
         if name not in names:
             expected = f"expected {', '.join(names)}{suggest(name, names)}" if names else "none was"
             raise SweepError(f"no sweep {name!r} was launched below {self.root}; {expected}")
-        sweep = Sweep(self.root, name)
+        sweep = Sweep(self.root, name).open()
         runs = self.matching_runs(sweep)
         require(runs, f"sweep {name}: none of its runs has {shown}", SweepError)
         return sweep, runs

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 
+from routing.errors import UserError
 from sweeps import SweepError
 from sweeps.commands.arguments import Arguments
 from sweeps.plan import grid
@@ -66,8 +67,8 @@ def _all_sweeps(options: argparse.Namespace, prefix: str = "") -> None:
     sweeps = all_sweeps(arguments.root)
     for sweep in sweeps:
         try:
-            runs = arguments.matching_runs(sweep)
-        except SweepError as error:  # of this sweep; the others are shown
+            runs = arguments.matching_runs(sweep.open())
+        except UserError as error:  # of this sweep; the others are shown
             troubles.add(str(error))
             continue
         if runs:

@@ -31,7 +31,7 @@ from typing import Any, Literal, TypeVar
 from backbones.parsing import is_number
 from backbones.validation import fields_of, validate, validate_value
 from experiments.runtime import run_folder
-from experiments.runtime.files import atomic_write
+from experiments.runtime.files import atomic_write, refuse_links
 from experiments.runtime.records import append_jsonl, read_jsonl
 from routing.errors import UserError, require
 from sweeps import NothingSubmitted, SweepError
@@ -160,6 +160,19 @@ class Sweep:
         self.launches = self.path / "launches"
         self.logs = self.path / "logs"
         self.pools = self.path / "pools"
+
+    def open(self) -> Sweep:
+        """Return this folder, which may be somebody else's, or refuse a link in it.
+
+        Raises:
+            UserError: The message names the link.
+        """
+        trees = ("attempts", "logs", "outputs", "resolved", "done", "pools")
+        refuse_links(self.root, [".sweeps", ".sweeps/lock", f".sweeps/{self.name}"])
+        # In a folder of launches and in that of a search there are links of submitit and optuna.
+        files = ("sweep.json", "batches.jsonl", "launches", "search", "search/journal.log")
+        refuse_links(self.path, files, trees)
+        return self
 
     def command(self, name: str) -> str:
         """Return a command on this sweep as typed in the folder that it was launched from."""

@@ -32,6 +32,7 @@ def launch(
         SweepError: The scheduler refuses, or a run's resources are invalid; nothing is noted as
             submitted then. Or runs to retry were not launched.
     """
+    sweep.open()
     if retry:
         check_launched(sweep, planned)
     with locked(sweep.locked_folder, wait_s=60.0):

@@ -41,6 +41,7 @@ class Search:
             UserError: Another coordinator is at work, or the study has another space.
         """
         slots = {"slurm": resources.throttle, "local": resources.workers}.get(resources.kind, 1)
+        self.sweep.open()
         with optuna_study.open_study(self.sweep, self.metric, self.space) as study:
             running = optuna_study.running_trials(study)
             live = self._start(study, running, resources)
