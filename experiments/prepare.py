@@ -2,6 +2,7 @@
 
 IMAGES is a folder with one subfolder per class, a folder of images with captions, WebDataset tars,
 or parquet tables. They are cropped as in ADM, mirrored, and encoded by diffusers' AutoencoderKL.
+Latents of other projects (tars of latent.npy, .npy files, EDM's folders) are imported.
 The same command continues after an interruption.
 """
 
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         "images",
         metavar="IMAGES",
         type=home_path,
-        help="folder of images, .tar files or .parquet tables",
+        help="folder of images, .tar files or .parquet tables, or of latents to import",
     )
     add("out", metavar="OUT", type=home_path, help="folder of the latent store; created if missing")
     add("--vae", type=_full_path, default=DEFAULT_VAE, help="AutoencoderKL: a name or a folder")

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from experiments.data import DataError
+from experiments.data.import_latents import import_latents, latent_rows
 
 
 def refused(call, *words):
@@ -66,6 +67,12 @@ def write_tars(folder, arrays, labels, per_tar=5, field="latent.npy", encode=npy
                     add(archive, f"{i:09d}.cls", str(labels[i]).encode())
                 for name, values in texts.items():
                     add(archive, f"{i:09d}.{name}", values[i].encode())
+    return folder
+
+
+def write_imported(folder, arrays, labels, **more):
+    """The same as shards, as prepare imports them."""
+    import_latents(latent_rows(write_tars(folder.with_name(f"{folder.name}-tars"), arrays, labels, **more), "*"), folder, 5)
     return folder
 
 

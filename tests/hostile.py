@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from analysis_runs import similarity_map, write
-from data_tools import latents, write_lightning, write_store, write_tars
+from data_tools import latents, write_lightning, write_store
 from PIL import Image
 from published_weights import published
 from safetensors.torch import save_file
@@ -198,11 +198,6 @@ def make_store(folder):
     write_store(folder, array, LABELS, flips=array + 1, per_file=3, text=text)
 
 
-def make_tars(folder):
-    write_tars(folder, latents(6, side=2), LABELS)
-    read_everything(folder)  # writes the index
-
-
 def make_lightning(folder):
     write_lightning(folder, latents(6, side=2), latents(6, side=2), LABELS)
 
@@ -275,7 +270,6 @@ READERS = {
     "exported weights": Reader(make_export, each(read_export, read_pretrained, read_metadata), ("model.safetensors",)),
     "weights of others": Reader(make_foreign_weights, read_foreign_weights, ("weights.*",)),
     "latent store": Reader(make_store, each(read_everything, read_description), ("manifest.json", "shard-*")),
-    "tars": Reader(make_tars, read_everything, ("*.tar", ".latent-index")),
     "LightningDiT's shards": Reader(make_lightning, read_everything, ("*.safetensors", "latents_stats.pt")),
     "reference": Reader(make_reference, read_reference, ("reference.npz",)),
     "images": Reader(make_images, each(read_batch, read_pictures), ("batch.npz", "pictures/*.png")),

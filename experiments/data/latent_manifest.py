@@ -1,7 +1,6 @@
 """Description of a latent store before it is opened: layout, manifest and headers (no torch).
 
-A prepared store has a manifest. Stores of other projects (WebDataset tars, LightningDiT's shards)
-are described by the header of their first file.
+A prepared store has a manifest. Shards of other projects are described by the header of the first.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from backbones.parsing import bytes_of, check_file, json_of
 from backbones.validation import OptionError, validate
 from experiments.data.class_folders import refuse_split_files
 from experiments.data.data_options import DataError, require
-from experiments.data.tars import LATENT_FIELDS, Member, latent_header, walk
 from experiments.runtime.files import visible_files
 
 FORMAT = "tread-latents/1"
@@ -138,8 +136,8 @@ def low_label_warning(subject: str, lowest: int) -> str:
     )
 
 
-def store_layout(folder: Path) -> Literal["prepared", "tars", "shards"]:
-    """Return the layout of a latent store: prepared, tars or shards (LightningDiT's)."""
+def store_layout(folder: Path) -> Literal["prepared", "shards"]:
+    """Return the layout of a latent store: prepared, or shards (LightningDiT's)."""
     require(
         folder.is_dir(), f"{folder} is no folder; data.path expects the folder of a latent store"
     )
@@ -151,37 +149,24 @@ def store_layout(folder: Path) -> Literal["prepared", "tars", "shards"]:
         f"{folder}: prepare has not finished here; run the same command again to continue it",
     )
     suffixes = {Path(name).suffix for name in names}
-    if ".tar" in suffixes:
-        return "tars"
     if ".safetensors" in suffixes:
         refuse_split_files(folder, visible_files(folder, "*.safetensors"))
         return "shards"
     listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     raise DataError(
-        f"{folder}: no latents found; expected manifest.json (from prepare), *.tar (latent.npy and "
-        f"cls) or *.safetensors (latents, labels); found {listed or 'nothing'}; from images, "
-        f"python experiments/prepare.py {folder} OUT makes latents, and data=folder "
+        f"{folder}: no latents found; expected manifest.json (from prepare) or *.safetensors "
+        f"(latents, labels); found {listed or 'nothing'}; from images, or latents in tars and .npy "
+        f"files, python experiments/prepare.py {folder} OUT makes them, and data=folder "
         f"data.path={folder} trains on small pictures without a VAE"
     )
 
 
 def stored_shape(folder: Path, kind: str) -> tuple[str, Shape]:
     """Return the kind and (C, H, W) of a third-party store from its first header."""
-    tars = visible_files(folder, "*.tar")
-    if tars:
-        # The files of a sample may be neighbours, or sorted by field: stop at the first latent.
-        fields: dict[str, Member] = {}
-        for member in walk(tars[0]):
-            fields[member.field] = member
-            if member.field in LATENT_FIELDS:
-                break
-        with tars[0].open("rb") as archive:
-            _, row_shape, _ = latent_header(archive, fields, str(tars[0]))
-    else:
-        shard = visible_files(folder, "*.safetensors")[0]
-        check_file(shard)
-        with safe_open(shard, "numpy") as file:
-            row_shape = tuple(file.get_slice("latents").get_shape()[1:])
+    shard = visible_files(folder, "*.safetensors")[0]
+    check_file(shard)
+    with safe_open(shard, "numpy") as file:
+        row_shape = tuple(file.get_slice("latents").get_shape()[1:])
     return moments_or_sample(row_shape, kind, str(folder))
 
 

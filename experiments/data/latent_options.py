@@ -31,7 +31,7 @@ Side = Annotated[int, Ge(1)]
 class LatentsOptions(DataOptions):
     """Precomputed VAE latents: ImageNet-256 (4x32x32), ImageNet-512 (4x64x64), COCO.
 
-    From `python experiments/prepare.py`, WebDataset tars, or LightningDiT's shards.
+    From `python experiments/prepare.py`, or LightningDiT's shards.
     """
 
     name: str = "latents"
@@ -179,8 +179,6 @@ class LatentsOptions(DataOptions):
                     f"data.kind={self.kind}: expected {stored_kind}, as the manifest of {folder} "
                     "says; leave data.kind out",
                 )
-            elif layout == "tars":
-                stored_shape(folder, self.kind)
 
     def check_contents(self, task: str) -> None:
         """Open the stores and read their labels, as a run does (imports torch)."""
@@ -199,10 +197,7 @@ class LatentsOptions(DataOptions):
         return str(pkgutil.resolve_name("experiments.data.encoders:unavailable_reason")(vae))
 
     def fingerprint(self) -> str:
-        """Return a checksum of the manifest, or of file names and sizes of a third-party store.
-
-        Hidden files, such as the index of positions that reading tars creates, do not count.
-        """
+        """Return a checksum of the manifest, or of file names and sizes of a third-party store."""
         return _fingerprint_of(self._folder) if self.path else "absent"
 
     def path_fingerprints(self) -> dict[str, str]:
@@ -224,7 +219,7 @@ class LatentsOptions(DataOptions):
         for key in ("path", "test"):
             folder = getattr(self, key)
             for file in visible_files(Path(folder).expanduser(), "*") if folder else ():
-                if file.name == MANIFEST or file.suffix in (".tar", ".safetensors", ".pt"):
+                if file.name == MANIFEST or file.suffix in (".safetensors", ".pt"):
                     files.append(File(f"{key}/{file.name}", str(file), sampled))
         return files
 

@@ -1,4 +1,4 @@
-"""Latents on disk: prepared stores, WebDataset tars, and LightningDiT's safetensors shards.
+"""Latents on disk: prepared stores, and safetensors shards as LightningDiT's.
 
 A prepared store is shards of tensors beside a manifest that describes them:
 
@@ -23,15 +23,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from backbones.parsing import check_file
-from experiments.data.data_options import DataError, first_line, require
+from experiments.data.data_options import DataError, require
 from experiments.data.latent_manifest import Manifest, moments_or_sample, store_layout
-from experiments.data.tars import latent_header, read_label, samples_of
-from experiments.runtime.files import atomic_write, sha256, visible_files
+from experiments.runtime.files import sha256, visible_files
 
 Tensors = dict[str, Tensor]
 _ADVICE = "copy it again, or rerun prepare without it"
@@ -183,7 +182,7 @@ def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool
     layout = store_layout(folder)
     if layout == "prepared":
         return LatentStore(folder, verify)
-    return TarStore(folder, kind) if layout == "tars" else LightningStore(folder, kind)
+    return LightningStore(folder, kind)
 
 
 def _mapped(path: Path) -> Tensors:
@@ -238,106 +237,14 @@ class LatentStore(Store):
 # --- stores of other projects ---------------------------------------------------------------------
 
 
-class TarStore(Store):
-    """WebDataset tars with `latent.npy` and `cls`, as the TREAD release reads them.
-
-    MaskDiT's 8-channel moments are supported too, in `latent.npy` or in a field `latent` with the
-    same bytes. The positions of all samples are listed once and cached in the folder if it is
-    writable.
-    """
-
-    layout = "a set of WebDataset tars"
-
-    def __init__(self, path: Path, kind: str = "auto") -> None:
-        tars = visible_files(path, "*.tar")
-        sizes, times = [], []
-        for tar in tars:
-            require(tar.is_file(), f"{tar} is no file, or a link to none; copy it again")
-            sizes.append([tar.name, tar.stat().st_size])
-            times.append(tar.stat().st_mtime_ns)
-        state = json.dumps([sizes, times]).encode()
-        self._index = load(_cached_positions(path / ".latent-index", state, tars))
-        self._tars = list(map(_mapped_bytes, tars))
-        self.labels = self._index["labels"] if len(self._index["labels"]) else None
-        self.count, row_shape = len(self._index["offset"]), tuple(self._index["like"].shape[1:])
-        self.kind, self.shape = moments_or_sample(row_shape, kind, f"{tars[0]}: latent.npy")
-        self.scaled = self.kind == "sample"
-        self.fingerprint = self._fingerprint([sizes, list(row_shape)])
-
-    def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
-        """Return stored rows (B, C or 2 C, H, W)."""
-        like = self._index["like"]
-        size = like.itemsize * like.shape[1:].numel()
-        tars, offsets = self._index["tar"][index].tolist(), self._index["offset"][index].tolist()
-        rows = []
-        for tar, offset in zip(tars, offsets, strict=True):
-            rows.append(self._tars[tar][offset : offset + size])
-        return torch.stack(rows).view(like.dtype).view(-1, *like.shape[1:])
-
-
-def _cached_positions(path: Path, state: bytes, tars: Sequence[Path]) -> bytes:
-    """Return the positions of all samples as safetensors, from a cache file if it is valid.
-
-    The file starts with a checksum, so that a damaged file, or one of other tars, is replaced.
-    """
-    with contextlib.suppress(OSError):
-        content = path.read_bytes()
-        if content[:32] == hashlib.sha256(state + content[32:]).digest():
-            return content[32:]
-    positions = save(_positions(tars))
-    with contextlib.suppress(OSError):  # the folder may be read-only
-        atomic_write(path, hashlib.sha256(state + positions).digest() + positions)
-    return positions
-
-
-def _positions(tars: Sequence[Path]) -> Tensors:
-    """Return tar and offset (N,) of all latents, labels (N,) or none, and a (0, C, H, W) `like`."""
-    tar_numbers, offsets, labels = [], [], []
-    first: Any = None
-    for number, path in enumerate(tars):
-        with path.open("rb") as archive:
-            for key, fields in samples_of(path).items():
-                name = f"{path}: {key}"
-                dtype, shape, offset = latent_header(archive, fields, name)
-                first = first or (dtype, shape)
-                require(
-                    (dtype, shape) == first,
-                    f"{name} holds {dtype} {list(shape)}; the samples before it hold {first[0]} "
-                    f"{list(first[1])}",
-                )
-                tar_numbers.append(number)
-                offsets.append(offset)
-                label = read_label(archive, fields, name)
-                if label is not None:
-                    labels.append(label)
-                require(
-                    len(labels) in (0, len(offsets)),
-                    f"{name}: either all samples have a cls, or none",
-                )
-    return {
-        "tar": torch.tensor(tar_numbers),
-        "offset": torch.tensor(offsets),
-        "labels": torch.tensor(labels, dtype=torch.int64),
-        "like": torch.from_numpy(np.empty((0, *first[1]), first[0])),
-    }
-
-
-def _mapped_bytes(path: Path) -> Tensor:
-    """Return a file's bytes, which are read as they are indexed; it holds no file descriptor."""
-    size = path.stat().st_size
-    try:
-        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    except RuntimeError as error:
-        raise DataError(f"{path} cannot be mapped: {first_line(error)}") from None
-
-
 class LightningStore(Store):
     """LightningDiT's shards: `latents`, `latents_flip` and `labels`, beside `latents_stats.pt`.
 
-    As published, latents are normalised with the stored statistics, (latent - mean) / std.
+    As published, latents are normalised with the stored statistics, (latent - mean) / std. Shards
+    that prepare imported from another layout have no statistics, and say whether they are scaled.
     """
 
-    layout = "LightningDiT's safetensors shards"
+    layout = "a set of safetensors shards"
 
     def __init__(self, path: Path, kind: str = "auto") -> None:
         files, counts, sizes = [], [], []
@@ -349,6 +256,8 @@ class LightningStore(Store):
             has_rows = "latents" in tensors and tensors["latents"].ndim > 0
             counts.append(len(tensors["latents"]) if has_rows else 0)
         first_file, first = files[0]
+        with safe_open(first_file, "pt") as file:
+            self.scaled = (file.metadata() or {}).get("scaled") == "yes"
         require("latents" in first, f"{first_file} holds no latents")
         row_shape = tuple(first["latents"].shape[1:])
         self.kind, self.shape = moments_or_sample(row_shape, kind, f"{first_file}: latents")

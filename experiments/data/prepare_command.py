@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 
 import torch
 
 from experiments.data.data_options import DataError
 from experiments.data.encoders import Autoencoder, TextEncoder
+from experiments.data.import_latents import import_latents, latent_rows
 from experiments.data.latent_store import LatentStore
 from experiments.data.open_source import open_source
 from experiments.data.store_writer import StoreSettings, StoreWriter
@@ -36,6 +38,14 @@ def prepare(args: argparse.Namespace) -> None:
         "label": args.label_column,
         "caption": args.caption_column,
     }
+    is_first = process_group().rank == 0
+    rows = latent_rows(args.images, args.files) if args.images.exists() else None
+    if rows is not None:
+        if is_first:
+            with locked(args.out):
+                count = import_latents(itertools.islice(rows, args.limit), args.out, args.shard)
+            print(f"{args.out}: {count:,} latents, for data=latents data.path={args.out}")
+        return
     source = open_source(args.images, captions=args.captions, files=args.files, columns=columns)
     if args.limit is not None:
         source.limit(args.limit)
@@ -59,7 +69,6 @@ def prepare(args: argparse.Namespace) -> None:
         captions=args.captions_per_image,
         text_length=args.text_length,
     )
-    is_first = process_group().rank == 0
     # The first process of a launch locks out other launches, which would write the same files.
     with locked(args.out) if is_first else contextlib.nullcontext():
         writer = StoreWriter(source, vae, args.out, settings, text, args.batch, args.threads)

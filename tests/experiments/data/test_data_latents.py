@@ -1,14 +1,25 @@
+import json
 import tarfile
 import threading
 
 import numpy as np
 import pytest
 import torch
-from data_tools import add, latents, refused, write_lightning, write_store, write_tars
+from data_tools import (
+    add,
+    latents,
+    refused,
+    write_imported,
+    write_lightning,
+    write_store,
+    write_tars,
+)
 from small import small
 
+from experiments import prepare
 from experiments.config import load as load_config
 from experiments.data import Prefetch, create
+from experiments.data.import_latents import import_latents, latent_rows
 from experiments.data.latent_options import LatentsOptions
 from experiments.training.dry_run import dry_run
 from experiments.training.session import train
@@ -107,7 +118,7 @@ def test_second_store_is_the_test_split(tmp_path, labels):
     assert data.fingerprint != load(train).fingerprint
     other = write_store(tmp_path / "c", latents(3, side=4), [0, 1, 2])
     refused(lambda: load(train, test=str(other)), "one shape")
-    scaled = write_tars(tmp_path / "d", latents(3, seed=1), [0, 1, 2])
+    scaled = write_imported(tmp_path / "d", latents(3, seed=1), [0, 1, 2])
     refused(lambda: load(train, test=str(scaled)), "scaled latents and", "one scale (data.scaled")
     assert load(train, test=str(scaled), scaled="no").sizes["test"] == 3
     other_vae = write_store(tmp_path / "e", latents(3), [0, 1, 2], scale_factor=0.13025)
@@ -180,7 +191,7 @@ def test_damaged_and_missing_stores_are_named(tmp_path, labels):
 def test_labels_that_are_no_classes_are_named(tmp_path, labels):
     path = write_store(tmp_path / "outside", latents(COUNT), labels)
     refused(lambda: load(path, num_classes=3), "label 4, outside 0..2", "data.num_classes=5")
-    path = write_tars(tmp_path / "from_one", latents(4), [1, 2, 3, 1])
+    path = write_imported(tmp_path / "from_one", latents(4), [1, 2, 3, 1])
     with pytest.warns(UserWarning, match="smallest label is 1, so class 0 has no sample"):
         assert load(path).num_classes == 4
 
@@ -194,35 +205,42 @@ def test_a_dry_run_refuses_what_the_run_refuses_of_the_contents(tmp_path):
 # --- foreign layouts ---------------------------------------------------------------------------
 
 
-def test_official_webdataset_tars(tmp_path, labels):
-    z = latents(COUNT)
-    path = write_tars(tmp_path / "wds", z, labels)
-    with tarfile.open(path / "shard-000000.tar", "a") as archive:
-        add(archive, "README", b"no sample, nor what macOS leaves")
-        add(archive, "._000000000.latent.npy", b"x")
-    data = load(path)
-    index = torch.tensor([12, 0, 5, 5, 7])
-    batch = data.batch(index, None)
-    # Already sampled and scaled: taken as they are.
-    assert torch.equal(batch.x, torch.from_numpy(z)[index])
-    assert batch.y.tolist() == [labels[i] for i in index]
-    assert (path / ".latent-index").exists()
-    again = load(path)
-    assert torch.equal(again.batch(index, None).x, batch.x)
-    assert again.fingerprint == data.fingerprint
+@pytest.mark.parametrize("kind", ["tars", "npy", "edm"])
+def test_latents_of_other_projects_are_imported(tmp_path, labels, vae, kind, capsys):
+    z, source, out = latents(COUNT, channels=8), tmp_path / "source", tmp_path / "out"
+    if kind == "tars":
+        write_tars(source, z, labels)
+        with tarfile.open(source / "shard-000000.tar", "a") as archive:
+            add(archive, "README", b"no sample, nor what macOS leaves")
+            add(archive, "._000000000.latent.npy", b"x")
+    for number, values in enumerate(z if kind != "tars" else ()):
+        name = f"{labels[number]}/{number:04}.npy" if kind == "npy" else f"00000/img-mean-std-{number:08}.npy"
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(source / name, values[None] if kind == "npy" else np.concatenate([values[:4], np.exp(values[4:] / 2)]))
+    if kind == "edm":
+        pairs = [[f"00000/img-mean-std-{number:08}.npy", label] for number, label in enumerate(labels)]
+        (source / "dataset.json").write_text(json.dumps({"labels": pairs}))
+    assert prepare.main([str(source), str(out), "--shard", "5"]) == 0
+    assert f"{COUNT} latents" in capsys.readouterr().out
+    data = load(out)
+    order = sorted(range(COUNT), key=lambda i: (labels[i], i)) if kind == "npy" else range(COUNT)
+    index = torch.arange(COUNT)
+    assert data.batch(index).y.tolist() == [labels[i] for i in order] and data._stores["train"].kind == "moments"
+    torch.testing.assert_close(data._stores["train"].latents(index), torch.from_numpy(z[list(order)]))
+    assert prepare.main([str(source), str(out)]) == 2 and "is not empty" in capsys.readouterr().err
+
+
+def test_imported_samples_are_scaled_already(tmp_path, labels):
+    z, index = latents(COUNT), torch.tensor([12, 0, 5, 5, 7])
+    path = write_imported(tmp_path / "s", z, labels)
+    assert torch.equal(load(path).batch(index, None).x, torch.from_numpy(z)[index])
     # A half-scaled store: told that it is not scaled, it is multiplied by SD's factor.
-    raw = load(path, scaled="no").batch(index, None).x
-    torch.testing.assert_close(raw, batch.x * 0.18215)
-    other = latents(COUNT, seed=5)  # written anew: the index is stale
-    write_tars(path, other, labels)
-    assert torch.equal(load(path).batch(index, None).x, torch.from_numpy(other)[index])
+    torch.testing.assert_close(load(path, scaled="no").batch(index, None).x, torch.from_numpy(z)[index] * 0.18215)
 
 
-@pytest.mark.parametrize("flipped", [False, True], ids=["tars", "lightning"])
-def test_other_contents_of_the_same_size_are_other_data(tmp_path, labels, flipped):
+def test_other_contents_of_the_same_size_are_other_data(tmp_path, labels):
     def fingerprint(name, z, kinds):
-        write = write_lightning if flipped else write_tars
-        return load(write(tmp_path / name, z, *([-z] if flipped else []), kinds)).fingerprint
+        return load(write_lightning(tmp_path / name, z, -z, kinds)).fingerprint
 
     z = latents(COUNT)
     first = fingerprint("first", z, labels)
@@ -236,32 +254,31 @@ def test_maskdit_moments(tmp_path, labels):
     mean, log_variance = torch.from_numpy(z).chunk(2, 1)
     expected = mean + (log_variance / 2).exp() * draws.normal("moments", (4, 8, 8))
     for field in ("latent.npy", "latent"):
-        data = load(write_tars(tmp_path / field, z, labels, field=field))
+        data = load(write_imported(tmp_path / field, z, labels, field=field))
         assert data.shape == (4, 8, 8)
         torch.testing.assert_close(data.batch(index, draws).x, expected * 0.18215)
 
 
-def test_wrong_tar_layouts_are_named(tmp_path, labels):
-    z = latents(4)
-    images = write_tars(tmp_path / "a", [b"x"] * 4, labels, field="jpg", encode=bytes)
-    refused(lambda: load(images), "no latent.npy; found cls, jpg", "prepare.py")
-    refused(LatentsOptions(path=str(images)).check_files, "no latent.npy")  # a dry run says so too
-    one = write_tars(tmp_path / "f", z, [1, 2, None, 3])
-    refused(lambda: load(one), "000000002: either all samples have a cls")
-    none = write_tars(tmp_path / "h", z, None)
-    refused(lambda: load(none), "without labels; use task=none")
-    assert load(none, task="none").size == 4
+def test_latents_that_cannot_be_imported_are_named(tmp_path, labels):
+    z = latents(COUNT)
+    tars = write_tars(tmp_path / "a", z, labels)
+    refused(lambda: load(tars), "found shard-000000.tar", "prepare.py")
+    refused(LatentsOptions(path=str(tars)).check_files, "found shard-000000.tar")  # a dry run says so too
 
+    def imported(path):
+        import_latents(latent_rows(path, "*"), tmp_path / "out", 5)
 
-def test_truncated_tars(tmp_path, labels):
-    path = write_tars(tmp_path / "a", latents(COUNT), labels)
-    tar = path / "shard-000001.tar"
+    tar = tars / "shard-000001.tar"
     whole = tar.read_bytes()
     for size in (2000, 512 + 1536):  # inside of a latent, between two members
         tar.write_bytes(whole[:size])
-        refused(lambda: load(path), "shard-000001.tar is truncated")
-    tar.write_bytes(whole)
-    assert load(path).size == COUNT
+        refused(lambda: imported(tars), "shard-000001.tar is truncated")
+        refused(lambda: load(tmp_path / "out"), "has not finished here")
+    refused(lambda: imported(write_tars(tmp_path / "b", z[:4], [1, 2, None, 3])), "labels of all or none")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/0.npy").write_bytes(b"no array")
+    refused(lambda: imported(tmp_path / "c"), "0.npy is no .npy array")
+    assert latent_rows(write_tars(tmp_path / "d", [b"x"], None, field="jpg", encode=bytes), "*") is None
 
 
 def test_lightningdit_shards(tmp_path, labels):
@@ -361,8 +378,8 @@ def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae):
 
 def test_scaled_foreign_latents_decode_to_the_same_pixels(tmp_path, labels, vae):
     z = latents(COUNT)
-    scaled = load(write_tars(tmp_path / "a", z * np.float32(0.18215), labels), vae=str(vae))
-    raw = load(write_tars(tmp_path / "b", z, labels), vae=str(vae), scaled="no")
+    scaled = load(write_imported(tmp_path / "a", z * np.float32(0.18215), labels), vae=str(vae))
+    raw = load(write_imported(tmp_path / "b", z, labels), vae=str(vae), scaled="no")
     index = torch.arange(3)
     a, b = (d.to_pixels(d.batch(index, None).x).int() for d in (scaled, raw))
     assert (a - b).abs().max() <= 1

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from data_tools import latents, write_lightning, write_store, write_tars
+from data_tools import latents, write_imported, write_lightning, write_store
 
 from experiments.config import load, names
 from experiments.data import create, registry
@@ -37,8 +37,8 @@ def test_a_data_set_names_what_scores_it():
 def test_latents_are_described_by_their_headers(tmp_path):
     stores = (
         write_store(tmp_path / "store", latents(8, side=6), LABELS),
-        write_tars(tmp_path / "tars", latents(8, channels=16, side=6), LABELS),
-        write_tars(tmp_path / "moments", latents(8, channels=8, side=6), LABELS),
+        write_imported(tmp_path / "tars", latents(8, channels=16, side=6), LABELS),
+        write_imported(tmp_path / "moments", latents(8, channels=8, side=6), LABELS),
         write_lightning(tmp_path / "lightning", latents(8, 32), latents(8, 32), LABELS),
     )
     for path in stores:
@@ -46,7 +46,6 @@ def test_latents_are_described_by_their_headers(tmp_path):
         before = parse(options).fingerprint()
         description, data = parse(options).describe(), create(options)
         assert tuple(description["shape"]) == data.shape and description["num_classes"] == data.num_classes
-        # Opening tars leaves a list of positions there; that is no other data.
         assert parse(options).fingerprint() == before != "absent"
 
 
