@@ -9,14 +9,12 @@ from typing import Any
 import torch
 
 from experiments.config.schema import Config
-from experiments.evaluation.scoring import cache_of
 from experiments.runtime import run_folder, signals
 from experiments.runtime.checkpoint_files import newest
 from experiments.runtime.console import Console, Progress
-from experiments.runtime.digest import content_digest
 from experiments.runtime.errors import Interrupted
-from experiments.runtime.processes import gather
 from experiments.training.build import build_step
+from experiments.training.data_digest import data_digest
 from experiments.training.divergence import roll_back
 from experiments.training.metrics import MetricsLog
 from experiments.training.run_evaluation import Evaluation
@@ -41,23 +39,13 @@ class Trainer:
         self.owns_folder = owns_folder
         step = self.training_step = build_step(config, accelerator, say=console.say)
         self.dataset, self.model, self.state = step.dataset, step.model, step.state
-        self.state.data_digest = self._data_digest()
+        self.state.data_digest = data_digest(config, accelerator, console)
         self.metrics = MetricsLog(step, console)
         self.evaluation = Evaluation(step, console, self.check_folder)
         self.cpu_group: Any = None
         if accelerator.num_processes > 1:
             # The processes talk about signals from CPU to CPU: no GPU is waited for.
             self.cpu_group = torch.distributed.new_group(backend="gloo")
-
-    def _data_digest(self) -> str:
-        """Return the digest of the data's files, which the first process computes."""
-        digest = ""
-        if self.accelerator.is_main_process:
-            files = self.config.data.content_files()
-            if files:
-                with self.console.progress(f"digest of {len(files):,} files"):
-                    digest = content_digest(files, cache_of(self.config))
-        return gather(digest)[0]
 
     def fit(self, steps: int | None = None) -> None:
         """Train to step `steps` (default: `train.steps`); log, save and evaluate on the way.

@@ -15,6 +15,7 @@ from experiments.runtime import run_folder, signals
 from experiments.runtime.console import Console
 from experiments.runtime.files import refuse_links
 from experiments.training import run_end, run_start
+from experiments.training.data_digest import check_finished
 from experiments.training.loop import Trainer
 from experiments.training.summary import read_summary, show_results
 
@@ -35,6 +36,7 @@ def train(config: Config, *, quiet: bool = False, overrides: Sequence[str] = ())
     run_folder.open_folder(folder)
     summary = read_summary(folder)
     if summary is not None and summary["step"] >= config.train.steps:
+        check_finished(config, accelerator, console)
         done_steps = summary["step"]
         console.say(
             f"done already: {folder} has {done_steps} steps; train.steps={2 * done_steps} "

@@ -19,6 +19,7 @@ from experiments.options.training import TrainOptions
 from experiments.runtime import checkpoint_files
 from experiments.runtime.checkpoint_files import CheckpointError
 from experiments.runtime.nested import differing
+from experiments.training.data_digest import check_same_data
 from experiments.training.optimizer import create_optimizers, moment_names
 from routing.errors import UserError, require
 from routing.rng import widest
@@ -163,14 +164,7 @@ class TrainingState:
         try:
             saved = with_paths_replaced(state["hashed"], config, config.hashed)
             self._check_config(path, saved, config.hashed)
-            # None in checkpoints of earlier versions, which this run accepts.
-            require(
-                state.get("data_digest") in (None, self.data_digest),
-                f"{path} was trained on other data: files of data={config.data.name} have changed "
-                "since, under the same names and sizes; restore them to resume, or move "
-                f"{config.folder} away to train on the new ones",
-                CheckpointError,
-            )
+            check_same_data(config, path, state.get("data_digest"), self.data_digest)
             self._restore(tensors, state)
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
