@@ -3,7 +3,9 @@
 import errno
 import functools
 import json
+import os
 import re
+import stat
 import sys
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -42,6 +44,15 @@ def check_file(path: Path) -> None:
     """Raise `OSError` for a pipe, device or folder: opening a pipe waits for a writer for ever."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it is no file", str(path))
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or folder (no link) is this user's, and nobody else may write to it."""
+    status = path.lstat()
+    if not hasattr(os, "getuid"):  # Windows
+        return True
+    is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_private and not stat.S_ISLNK(status.st_mode)
 
 
 def bytes_of(path: Path) -> bytes:

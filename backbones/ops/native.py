@@ -12,7 +12,8 @@ allows it; their torch path is in `ops.conv`, `ops.ssd`, ...
 The file name of the library is a hash of its sources, the compiler, the CPU and torch. It is built
 under a lock in a temporary folder and renamed when complete, next to a file with its size and
 SHA-256. Both are checked before loading, because loading a truncated library (after a full disk,
-say) would crash the process; a library that differs is rebuilt. Without a compiler, or with
+say) would crash the process; a library that differs is rebuilt, and so is one that somebody else
+owns or may write to. Without a compiler or a cache folder of this user's own, or with
 `TREAD_NATIVE=0`, the torch path runs.
 
 Tokens are float32 or bfloat16; sums, parameters and statistics are float32. Results do not depend
@@ -43,6 +44,7 @@ from filelock import FileLock
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from backbones.parsing import is_own
 from routing.errors import UserError
 from routing.grid import transforming
 from routing.layout import Order, permute
@@ -285,6 +287,11 @@ def _built(compiler: str, version: str) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "tread-suite" / "native"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not is_own(folder):
+        raise OSError(
+            f"{folder} belongs to somebody else, or others may write to it: chmod go-w it, or set "
+            "XDG_CACHE_HOME"
+        )
     path = folder / f"{name}.so"
     record = path.with_suffix(".json")
     if _matches(path, record):
@@ -304,6 +311,7 @@ def _built(compiler: str, version: str) -> Path:
                 built = _compile(compiler, Path(building))
             with built.open("rb") as file:
                 os.fsync(file.fileno())
+            built.chmod(0o700)  # whatever the umask is
             written = Path(building) / record.name
             written.write_text(json.dumps(_size_and_hash(built)), encoding="utf-8")
             os.replace(written, record)
@@ -319,8 +327,10 @@ def _size_and_hash(path: Path) -> dict[str, int | str]:
 
 
 def _matches(library: Path, record: Path) -> bool:
-    """Whether a library has the size and hash that were stored when it was built."""
+    """Whether a library is this user's, with the size and hash stored when it was built."""
     try:
+        if not is_own(library):
+            return False
         expected = json.loads(record.read_text(encoding="utf-8"))
         return bool(expected == _size_and_hash(library))
     except (FileNotFoundError, ValueError):

@@ -38,15 +38,6 @@ def visible_files(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if not is_system_file(path.name))
 
 
-def is_own(path: Path) -> bool:
-    """Whether a file or folder (no link) is this user's, and nobody else may write to it."""
-    status = path.lstat()
-    if not hasattr(os, "getuid"):  # Windows
-        return True
-    is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return is_private and not stat.S_ISLNK(status.st_mode)
-
-
 def refuse_links(folder: Path, names: Iterable[str], trees: Iterable[str] = ()) -> None:
     """Refuse links among these names in a folder, and in the `trees` also below them.
 

@@ -15,9 +15,10 @@ import uuid
 from collections.abc import Collection
 from pathlib import Path
 
+from backbones.parsing import is_own
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.errors import PACKAGES, ROOT
-from experiments.runtime.files import atomic_write, code_commit, is_own
+from experiments.runtime.files import atomic_write, code_commit
 
 # Left out of a copy; hidden files are an editor's.
 _IGNORED = shutil.ignore_patterns(".*", "__pycache__", "notebooks", "*.pyc", "*.so.tmp", "*~")

@@ -96,6 +96,54 @@ def test_a_library_is_loaded_only_as_it_was_built(tmp_path, monkeypatch, library
     assert native._built("c++", "13") != path  # another compiler
 
 
+@pytest.mark.parametrize(
+    ("target", "change", "builds"),
+    [
+        ("library", {"mode": 0o755}, 1),
+        ("library", {"mode": 0o775}, 2),
+        ("library", {"mode": 0o757}, 2),
+        ("library", {"link": True}, 2),
+        ("folder", {"mode": 0o770}, None),
+        ("folder", {"mode": 0o1777}, None),
+        ("folder", {"link": True}, None),
+        ("library", {"owner": 12345}, 2),
+        ("folder", {"owner": 12345}, None),
+    ],
+)
+def test_a_cache_that_somebody_else_could_have_written_is_not_loaded(target, change, builds, tmp_path, monkeypatch):
+    count = []
+
+    def compile_(compiler, folder):
+        count.append(compiler)
+        (folder / "library.so").write_bytes(b"library")
+        return folder / "library.so"
+
+    monkeypatch.setattr(native, "_compile", compile_)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = os.umask(0o002)
+    try:
+        library = native._built("c++", "12")
+        assert native._built("c++", "12") == library and len(count) == 1  # a common umask of groups
+    finally:
+        os.umask(before)
+    path = library if target == "library" else library.parent
+    if "mode" in change:
+        path.chmod(change["mode"])
+    elif "owner" in change:
+        if os.getuid():
+            pytest.skip("only root gives files away")
+        os.chown(path, change["owner"], -1)
+    else:
+        path.rename(tmp_path / "theirs")
+        path.symlink_to(tmp_path / "theirs")
+    if builds is None:
+        with pytest.raises(OSError, match="belongs to somebody else, or others may write to it"):
+            native._built("c++", "12")
+        return
+    assert native._built("c++", "12") == library and len(count) == builds
+    assert not library.is_symlink() and library.stat().st_uid == os.getuid()
+
+
 def test_a_build_in_the_background_reports_its_begin_and_its_end(monkeypatch):
     lines = []
 
