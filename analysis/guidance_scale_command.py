@@ -13,6 +13,7 @@ from analysis.tables.guidance_scale import scale_table
 from analysis.tables.render import write
 from analysis.tables.table import markdown
 from experiments.config.parent import split
+from experiments.runtime.console import show
 from experiments.runtime.files import atomic_write
 
 
@@ -32,7 +33,7 @@ def command(options: argparse.Namespace) -> int:
         results.append(result)
         path = result_path(run, FILE)
         atomic_write(path, json.dumps(result, indent=1) + "\n")
-        print(f"{markdown(scale_table([result], levels=True))}\n{path}\n")
+        show(f"{markdown(scale_table([result], levels=True))}\n{path}\n")
 
     try:
         one_by_one(runs, measure_and_store)
@@ -42,5 +43,5 @@ def command(options: argparse.Namespace) -> int:
             plot = effective_scale(results)
             if plot:
                 plot.save(options.out / "figures")
-            print(f"{options.out}  guidance_scale in tables{' and figures' if plot else ''}")
+            show(f"{options.out}  guidance_scale in tables{' and figures' if plot else ''}")
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from analysis.figures.layer_maps import similarity as draw_maps
 from analysis.measurements.measured import one_by_one, result_path, with_weights
 from analysis.measurements.similarity import LEVELS, Protocol, measure
+from experiments.runtime.console import show
 from experiments.runtime.files import atomic_write
 
 
@@ -24,7 +25,7 @@ def command(options: argparse.Namespace) -> int:
         picture = path.with_suffix(".png")
         result.save(path)
         atomic_write(picture, draw_maps([result]).png(dpi=200))
-        print(f"{path}  {result.label}, lowest {result.cosine.min():.3f}, map in {picture.name}")
+        show(f"{path}  {result.label}, lowest {result.cosine.min():.3f}, map in {picture.name}")
 
     one_by_one(with_weights(options.runs), measure_and_store)
     return 0

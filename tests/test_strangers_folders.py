@@ -1,15 +1,19 @@
-"""A folder of runs from somebody else: what is a link in it is not written to."""
+"""A folder of runs from somebody else: links in it are refused, and its texts do not steer the terminal."""
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
-from slurm_lab import make_run
+import yaml
+from slurm_lab import make_run, note_submission
 from small import overrides, small
 
+from analysis import command as analysis_command
 from experiments import evaluate, export, run, sample
 from experiments.runtime.command import run_command
+from experiments.runtime.console import printable
 from sweeps import command as sweeps_command
 from sweeps.store.folder import Sweep
 
@@ -117,3 +121,58 @@ def test_a_link_in_the_folder_of_a_sweep_is_refused(name, outside, tmp_path, cap
         refused(sweeps_command.main, ["launch", grid, root, *words], capsys)
     sweeps_command.main(["status", root])
     sweeps_command.main(["list", root])
+
+
+# --- what reaches the terminal -----------------------------------------------------------------------------------
+
+EVIL = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b5n\x08\r\x00end"
+
+
+def no_controls(text):
+    return not [c for c in text if c != "\n" and (ord(c) < 32 or 127 <= ord(c) < 160)]
+
+
+def test_sequences_of_records_and_logs_do_not_reach_the_terminal(tmp_path, capsys):
+    runs = tmp_path / "runs"
+    sweep, planned = Sweep(runs, "count"), make_run(runs, label=EVIL, varies={"seed": EVIL}, args=[f"a={EVIL}"])
+    sweep.add(EVIL, [planned])
+    note_submission(sweep, "count.12345678", {"r": "18"})
+    sweep.note("r", "start", batch="count.12345678", code=EVIL, host=EVIL)
+    sweep.note("r", "end", how="failed", rank=0, error=EVIL, where=EVIL, signal=EVIL, job="18")
+    summary = {"status": "done", "step": 10, "scores": {EVIL: 1.0}, "name": EVIL, "images_per_s": 1}
+    for name in ("r", f"r{EVIL.replace(chr(0), '')}"):
+        (runs / name).mkdir()
+        (runs / name / "summary.json").write_text(json.dumps(summary))
+        (runs / name / "config.yaml").write_text(yaml.safe_dump({"backbone": {"name": EVIL}, "seed": EVIL}))
+        (runs / name / "env.json").write_text(json.dumps({"snapshot": EVIL, "git": EVIL}))
+    root = f"paths.runs={runs}"
+    for words in (
+        ["status", "count", root], ["status", root], ["list", root], ["show", "count", "--run", "r", root], ["cancel", "count", root],
+        ["status", "count", "--json", root],
+    ):  # fmt: skip
+        sweeps_command.main(words)
+        printed = capsys.readouterr()
+        assert printed.out + printed.err and no_controls(printed.out + printed.err), words
+    for words in (["list", runs], ["tables", runs, "--print"], ["compare", runs / "r", runs / "r"]):
+        analysis_command.main([str(word) for word in words])
+        printed = capsys.readouterr()
+        assert no_controls(printed.out + printed.err), words
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[1;31mred\x1b[0m", "red"), ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"), ("a\x07\x08b\x7f\x9b", "ab"),
+        ("two\nlines\tof text", "two\nlines\tof text"), ("dit ± 0.5 日本 \U0001f600", "dit ± 0.5 日本 \U0001f600"), ("\x1b", ""),
+    ],
+)  # fmt: skip
+def test_printable_leaves_what_a_terminal_shows(text, shown):
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\x1b[2Jb", "a\tb"])
+def test_a_folder_of_runs_whose_name_would_break_a_line_of_a_script_is_refused(name, tmp_path, capsys):
+    for words in (["launch", "selection_rate", "cluster=slurm", "--dry-run"], ["status"], ["cancel", "x"]):
+        assert sweeps_command.main([*words, f"paths.runs='{tmp_path / name}'"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "expected a path without control characters" in line and no_controls(line)

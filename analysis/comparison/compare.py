@@ -12,6 +12,7 @@ from analysis.errors import AnalysisError
 from analysis.runs.run_files import Damaged
 from analysis.runs.run_rows import read_run
 from experiments.config.removed_keys import REMOVED
+from experiments.runtime.console import show
 
 # Names and paths of a run are not compared.
 _IGNORED_PREFIXES = ("run", "path", "name", "hash", "config_keys", "config.paths.")
@@ -152,5 +153,5 @@ def command(options: argparse.Namespace) -> int:
             "differences compare more (python -m analysis tables RUNS --only treatments), and the "
             "report lists the keys that vary (python -m analysis report RUNS)"
         )
-    print(text(options.first, options.second))
+    show(text(options.first, options.second))
     return 0

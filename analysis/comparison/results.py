@@ -27,6 +27,7 @@ from analysis.runs import filters, loading
 from analysis.runs.archives import unpacked
 from analysis.runs.grouping import assign_groups
 from analysis.runs.loss_csv import curves_of_csv
+from experiments.runtime.console import show
 
 # Columns of a score that tables need.
 _NARROW = (
@@ -236,10 +237,10 @@ def results_for_command(
     trials = filters.exploratory(runs)
     if trials.any() and not every_group:
         runs = assign_groups(runs[~trials].reset_index(drop=True))
-        print(
+        show(
             f"left out: {trials.sum()} runs of searches and learning-rate sweeps (--all or the "
             "name of their grid shows them)",
-            file=sys.stderr,
+            stream=sys.stderr,
         )
     if words and runs.empty:
         asked = " ".join(options.filters)
@@ -249,11 +250,13 @@ def results_for_command(
     unfinished = 0
     for row in results.problems.to_dict("records"):
         if row["status"] == "damaged":
-            print(f"damaged: {row['run']}: {row['reason']}", file=sys.stderr)
+            show(f"damaged: {row['run']}: {row['reason']}", stream=sys.stderr)
         else:
             unfinished += 1
     if unfinished:
-        print(f"unfinished: {unfinished} (python -m analysis list {options.runs})", file=sys.stderr)
+        show(
+            f"unfinished: {unfinished} (python -m analysis list {options.runs})", stream=sys.stderr
+        )
     return results
 
 

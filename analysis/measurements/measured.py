@@ -12,6 +12,7 @@ from analysis.errors import AnalysisError
 from analysis.runs import run_files
 from analysis.runs.loading import find
 from analysis.runs.run_files import Damaged, shown
+from experiments.runtime.console import show
 from routing.errors import UserError, require
 
 
@@ -53,7 +54,7 @@ def with_weights(paths: Sequence[Path]) -> list[Path]:
     if not models:
         raise AnalysisError(f"no run with weights in {paths[0]}; give one with model.safetensors")
     for path in empty:
-        print(f"no weights: {shown(path)}", file=sys.stderr)
+        show(f"no weights: {shown(path)}", stream=sys.stderr)
     stems = Counter(path.stem for path in models if path.suffix == ".safetensors")
     for stem, count in stems.items():
         if count > 1:
@@ -105,6 +106,6 @@ def one_by_one(runs: Sequence[Path], measure: Callable[[Path], None]) -> None:
             if len(runs) == 1:
                 raise AnalysisError(str(error)) from None
             failures += 1
-            print(f"damaged: {shown(run.name)}: {error}", file=sys.stderr)
+            show(f"damaged: {shown(run.name)}: {error}", stream=sys.stderr)
     if failures:
         raise AnalysisError(f"{failures} of {len(runs)} runs could not be measured")

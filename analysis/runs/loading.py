@@ -27,6 +27,7 @@ from analysis.runs.grouping import assign_groups
 from analysis.runs.run_files import Damaged, shown
 from analysis.runs.run_rows import STATUS, read_run, typed
 from backbones.parsing import is_number
+from experiments.runtime.console import show
 
 Roots = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Runs = pd.DataFrame | Roots
@@ -335,12 +336,12 @@ def command(options: argparse.Namespace) -> int:
     """Print every run folder with its state."""
     folder = read_folder(options.runs)
     for row in folder.runs.to_dict("records"):
-        print(f"done        {row['run']}  step {row['step']}")
+        show(f"done        {row['run']}  step {row['step']}")
     for row in folder.unfinished.to_dict("records"):
         step = "" if pd.isna(row["step"]) else f"  step {row['step']}"
-        print(f"{row['status']:<11} {row['run']}{step}")
+        show(f"{row['status']:<11} {row['run']}{step}")
     for row in folder.damaged.to_dict("records"):
-        print(f"damaged     {row['run']}  {row['reason']}")
+        show(f"damaged     {row['run']}  {row['reason']}")
     counts = len(folder.runs), len(folder.unfinished), len(folder.damaged)
-    print("{} done, {} unfinished, {} damaged".format(*counts))
+    show("{} done, {} unfinished, {} damaged".format(*counts))
     return 0

@@ -15,6 +15,7 @@ from analysis.registry import builders
 from analysis.tables.code_versions import code_notes
 from analysis.tables.render import PREAMBLE, document, write
 from analysis.tables.table import Table, markdown
+from experiments.runtime.console import show
 from experiments.runtime.files import atomic_write
 
 TABLES = builders(
@@ -115,12 +116,12 @@ def command(options: argparse.Namespace) -> int:
         else:
             not_covered.append(name)
     if options.print:
-        print("\n".join(map(markdown, tables)), end="")
+        show("\n".join(map(markdown, tables)), end="")
         return 0
     folder = options.out or options.runs / "tables"
     save(tables, folder)
     names = ", ".join(table.name for table in tables)
-    print(f"{folder}  {names or 'no table: no finished run has scores'}")
+    show(f"{folder}  {names or 'no table: no finished run has scores'}")
     if not_covered:
-        print(f"not covered by these runs (--all writes them too): {', '.join(not_covered)}")
+        show(f"not covered by these runs (--all writes them too): {', '.join(not_covered)}")
     return 0

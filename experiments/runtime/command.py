@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.runtime.console import printable
 from experiments.runtime.errors import (
     EXIT_CODES,
     PACKAGES,
@@ -83,7 +84,7 @@ def _format_warning(
 ) -> str:
     # Our warnings are sentences for users; for those of libraries the location matters.
     if category.__module__.split(".")[0] in PACKAGES:
-        return f"warning: {message}\n"
+        return f"warning: {printable(message)}\n"
     return _python_format(message, category, *location, **line)
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, TextIO
 
 from experiments.runtime.process_group import process_group
 
@@ -22,6 +22,22 @@ _PLAIN_CHECK_S = 0.5
 AVERAGED_UPDATES = 20
 # Columns of output without a terminal.
 _PLAIN_WIDTH = 200
+
+
+# Sequences that a terminal obeys (colours, titles, moves of the cursor), and control characters.
+_CONTROLS = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+
+def printable(text: object) -> str:
+    """Return a text without what a terminal would obey: records and logs may be somebody else's."""
+    return _CONTROLS.sub("", str(text))
+
+
+def show(text: object = "", stream: TextIO | None = None, end: str = "\n") -> None:
+    """Print a text that may hold values of a record, by default to stdout."""
+    print(printable(text), file=stream, end=end)
 
 
 def clock(seconds: float) -> str:
@@ -82,6 +98,7 @@ class Console:
         Without `wrap` the terminal breaks long lines, so that a command can be copied.
         """
         self.last_output = time.monotonic()
+        text = printable(text)
         if self.live and wrap:
             text = "\n".join(fit(line, self.rich.width) for line in text.split("\n"))
         self.rich.print(text, markup=False, soft_wrap=True)
@@ -110,7 +127,7 @@ class Console:
             is_text = position == 0 or name in texts
             table.add_column(name, justify="left" if is_text else "right", overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(printable, row))
         unlimited = self.rich.options.update(max_width=10_000)
         table.width = self.rich.measure(table, options=unlimited).maximum
         self.rich.print(table, crop=False)

@@ -4,6 +4,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 
+from experiments.runtime.console import show
 from sweeps.jobs import sbatch_script
 from sweeps.jobs.pool_gpus import choose_gpus
 from sweeps.plan.cost import estimate
@@ -22,7 +23,7 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool, retry: bo
     if retry:
         check_launched(sweep, runs)
     if plan.grid.search is None:  # the trials of a search are chosen as it runs
-        runs, _ = find_missing(sweep, plan.runs, print, need_queue=False, retry=retry)
+        runs, _ = find_missing(sweep, plan.runs, show, need_queue=False, retry=retry)
     each = by_run(resources, runs)  # first, since it refuses what a launch would refuse
     if resources.kind == "local":
         choose_gpus(sweep, resources.workers, list(each.values()))
@@ -43,7 +44,7 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool, retry: bo
         lines.append("there is no sbatch here: without cluster= a launch trains on this machine")
     for array in arrays if with_arguments else arrays[:1]:
         lines.append(sbatch_script.script(sweep, array.resources, len(array.runs)))
-    print("\n".join(lines))
+    show("\n".join(lines))
 
 
 def _count_waiting(plan: Plan, runs: Sequence[PlannedRun]) -> int:

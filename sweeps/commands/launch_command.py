@@ -4,6 +4,7 @@ import argparse
 import functools
 from collections.abc import Callable
 
+from experiments.runtime.console import show
 from routing.errors import one_of, require
 from sweeps import SweepError
 from sweeps.commands.arguments import Arguments
@@ -36,14 +37,14 @@ def launch_command(options: argparse.Namespace) -> int:
     )
     if chosen.search is not None:
         search = _prepare_search(chosen, chosen.search, planner, arguments, options.trials)
-        print(f"search: {search.trials} trials over {', '.join(search.space)}")
+        show(f"search: {search.trials} trials over {', '.join(search.space)}")
         if dry == "false":
             return search.run(resources)
     elif options.trials is not None:
         raise SweepError(f"--trials: grid {chosen.name} has no search section (see search_route)")
     throttle = resources.throttle if "throttle" in arguments.cluster_keys else None
     plan = planner(chosen)
-    print("".join(f"{line}\n" for line in plan.notes()), end="")
+    show("".join(f"{line}\n" for line in plan.notes()), end="")
     if dry != "false":
         print_plan(plan, resources, with_arguments=dry == "full", retry=options.retry)
         return preflight.exit_code

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 
+from experiments.runtime.console import show
 from routing.errors import UserError
 from sweeps import SweepError
 from sweeps.commands.arguments import Arguments
@@ -36,7 +37,7 @@ def status_command(options: argparse.Namespace) -> None:
     is_live = is_terminal and not (options.json or options.once)
     rows, trouble = status_table.watch(sweep.name, ask) if is_live else ask()
     if options.json:
-        print(json.dumps(status_table.as_json(sweep, rows, trouble), indent=1))
+        show(json.dumps(status_table.as_json(sweep, rows, trouble), indent=1))
         return
     if is_live:
         pass  # the table is there
@@ -46,17 +47,17 @@ def status_command(options: argparse.Namespace) -> None:
         console = Console()
         console.print(status_table.table(sweep.name, rows, console.width))
     else:
-        print("\n".join([*status_table.plain(rows), status_table.totals(rows)]))
+        show("\n".join([*status_table.plain(rows), status_table.totals(rows)]))
     for line in [*search_summary(sweep), *mixed_pairs(sweep, [row.run for row in rows])]:
-        print(line)
+        show(line)
     due = []
     for row in rows:
         if row.state in ("failed", "stopped") and row.why != PARENT_DIVERGED:
             due.append(row.run.name)
     for line in sweep.retry_lines(due):
-        print(f"to submit them again, with the cluster= of that launch:\n{line}")
+        show(f"to submit them again, with the cluster= of that launch:\n{line}")
     if trouble:
-        print(trouble, file=sys.stderr)
+        show(trouble, stream=sys.stderr)
 
 
 def _all_sweeps(options: argparse.Namespace, prefix: str = "") -> None:
@@ -77,15 +78,15 @@ def _all_sweeps(options: argparse.Namespace, prefix: str = "") -> None:
             values.append(status_table.as_json(sweep, rows, trouble))
             troubles.add(trouble)
     if getattr(options, "json", False):
-        print(json.dumps(values, indent=1))
+        show(json.dumps(values, indent=1))
     elif lines:
-        print("\n".join(lines))
+        show("\n".join(lines))
     elif not prefix and sweeps:
-        print(f"no run of a sweep below {arguments.root} has the values that were typed")
+        show(f"no run of a sweep below {arguments.root} has the values that were typed")
     elif not prefix:
-        print(f"no sweep was launched below {arguments.root}")
+        show(f"no sweep was launched below {arguments.root}")
     for trouble in sorted(troubles - {""}):
-        print(trouble, file=sys.stderr)
+        show(trouble, stream=sys.stderr)
 
 
 def show_command(options: argparse.Namespace) -> None:
@@ -102,7 +103,7 @@ def show_command(options: argparse.Namespace) -> None:
             f"--run {options.run}: expected the name of one run, but {len(matching)} have it; "
             f"such as --run {names}"
         )
-    print("\n".join(status_table.details(sweep, matching[0])))
+    show("\n".join(status_table.details(sweep, matching[0])))
 
 
 def _show_grid(options: argparse.Namespace) -> None:
@@ -110,15 +111,15 @@ def _show_grid(options: argparse.Namespace) -> None:
 
     arguments, chosen = Arguments(options), grid.load(options.grid)
     plan = make_plan(chosen, arguments.scale, arguments.overrides)
-    print(f"{chosen.name}: {chosen.title}")
-    print(f"makes: {', '.join(chosen.makes) or 'no table or figure'}")
+    show(f"{chosen.name}: {chosen.title}")
+    show(f"makes: {', '.join(chosen.makes) or 'no table or figure'}")
     if chosen.raw.get("note"):
-        print(" ".join(chosen.raw["note"].split()))
+        show(" ".join(chosen.raw["note"].split()))
     for run in plan.runs:
-        print(f"  {run.name}  {run.label}")
+        show(f"  {run.name}  {run.label}")
     for line in plan.notes():
-        print(f"  {line}")
-    print(f"{len(plan.runs)} runs at scale {arguments.scale}, {len(plan.waiting)} waiting")
+        show(f"  {line}")
+    show(f"{len(plan.runs)} runs at scale {arguments.scale}, {len(plan.waiting)} waiting")
 
 
 def list_command(options: argparse.Namespace) -> None:
@@ -126,7 +127,7 @@ def list_command(options: argparse.Namespace) -> None:
     names = grid.names()
     width = max(map(len, names))
     for name in names:
-        print(f"{name:<{width}}  {grid.load(name).title}")
+        show(f"{name:<{width}}  {grid.load(name).title}")
     _all_sweeps(options, prefix="launched: ")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime import run_folder
-from experiments.runtime.console import clock
+from experiments.runtime.console import clock, printable
 from sweeps.plan.dependencies import display_name
 from sweeps.plan.resources import describe_stored
 from sweeps.status.run_status import STATES, RunStatus
@@ -155,16 +155,16 @@ def table(title: str, rows: Sequence[RunStatus], width: int, height: int | None 
     run_head = " ".join(keys) if one_stage and keys else "run"
     for head in ("state", run_head, "step", "img/s", "time", "ETA", "job"):
         justify = "right" if head in ("img/s", "time", "ETA") else "left"
-        result.add_column(Text(head), no_wrap=True, justify=justify)  # type: ignore[arg-type]
+        result.add_column(Text(printable(head)), no_wrap=True, justify=justify)  # type: ignore[arg-type]
     result.add_column()  # errors are long: this column alone is cut; `show --run` has them whole
     for row in shown:
-        step, *others = map(Text, _cells(row))
+        step, *others = (Text(printable(cell)) for cell in _cells(row))
         if width >= 100 and row.steps and row.state in ("running", "requeued"):
             step.append(" " + "\u2501" * min(8, round(8 * (row.step or 0) / row.steps)), "green")
         name = label(row, keys, with_keys=not one_stage) or row.run.label or row.run.name
         state = Text(row.state, STATES[row.state])
-        remarks = Text(note(row), no_wrap=True, overflow="ellipsis")
-        result.add_row(state, Text(name), step, *others, remarks)
+        remarks = Text(printable(note(row)), no_wrap=True, overflow="ellipsis")
+        result.add_row(state, Text(printable(name)), step, *others, remarks)
     return result
 
 
@@ -238,7 +238,7 @@ def watch(
         while True:
             parts = [table(title, rows, console.width, console.height)]
             if trouble:
-                parts.append(Text(trouble, "red"))
+                parts.append(Text(printable(trouble), "red"))
             live.update(Group(*parts), refresh=True)
             if not any(row.live for row in rows):
                 break

@@ -7,6 +7,7 @@ from typing import Any
 
 from backbones.parsing import check_word
 from experiments.options.training import PathsOptions
+from experiments.runtime.console import printable
 from routing.errors import require
 from sweeps import SweepError
 
@@ -62,8 +63,14 @@ def only(key: str, values: Sequence[Typed]) -> str:
 
 def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
     """Return the absolute folder of the run folders, as typed in `paths.runs` or by default."""
-    folder = only("paths.runs", user.get("paths.runs", [Typed(PathsOptions().runs)]))
-    return Path(folder).expanduser().absolute()
+    typed = only("paths.runs", user.get("paths.runs", [Typed(PathsOptions().runs)]))
+    folder = Path(typed).expanduser().absolute()
+    # A line break would end a line of a job's script, and begin one of the shell's.
+    is_plain = printable(folder) == str(folder) and not {"\n", "\t"} & set(str(folder))
+    require(
+        is_plain, f"paths.runs={folder}: expected a path without control characters", SweepError
+    )
+    return folder
 
 
 def split(text: str) -> list[str]:

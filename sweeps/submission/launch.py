@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from experiments.runtime.console import show
 from experiments.runtime.locks import locked
 from sweeps.jobs.job import run_here
 from sweeps.plan.grid import Grid
@@ -17,7 +18,7 @@ from sweeps.submission.submit import submit
 
 def launch(
     sweep: Sweep, grid: Grid, planned: Sequence[PlannedRun], resources: Resources,
-    say: Print = print, throttle: int | None = None, typed: Launch | None = None,
+    say: Print = show, throttle: int | None = None, typed: Launch | None = None,
     retry: bool = False,
 ) -> Runs | None:  # fmt: skip
     """Submit the planned runs that are neither done nor live; failed ones only with `retry`.

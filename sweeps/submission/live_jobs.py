@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from experiments.runtime.console import show
 from experiments.runtime.locks import locked
 from routing.errors import require
 from sweeps import SweepError
@@ -112,7 +113,7 @@ def set_throttles(
             say(f"job {array_id}: at most {throttle} at once from now on")
 
 
-def cancel(sweep: Sweep, runs: Sequence[RunRecord], say: Callable[[str], None] = print) -> None:
+def cancel(sweep: Sweep, runs: Sequence[RunRecord], say: Callable[[str], None] = show) -> None:
     """Cancel live runs; what they have saved stays."""
     names = {run.name for run in runs}
     cancelled: list[RunStatus] = []

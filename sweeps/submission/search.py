@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.runtime.console import show
 from routing.errors import UserError, require
 from sweeps.plan.grid import Grid
 from sweeps.status.status import RunStatus, statuses
@@ -46,7 +47,7 @@ class Search:
             running = optuna_study.running_trials(study)
             live = self._start(study, running, resources)
             if running:  # their runs may have ended since
-                print(f"resuming {len(running)} trials of an earlier launch")
+                show(f"resuming {len(running)} trials of an earlier launch")
                 runs = list({run.name: run for run in live.values()}.values())
                 launch(self.sweep, self.grid, runs, resources, _quiet, retry=True)
             while live or len(study.trials) < self.trials:
@@ -61,7 +62,7 @@ class Search:
                 if live:
                     time.sleep(10.0 if resources.kind == "slurm" else 1.0)
         for line in optuna_study.summary(self.sweep)[-2:]:
-            print(line)
+            show(line)
         return int(all(trial.value is None for trial in study.trials))
 
     def _start(
@@ -78,11 +79,11 @@ class Search:
                 self._tell(study, trial, "FAIL", str(error))
                 continue
             trial.set_user_attr("run", run.name)
-            print(f"trial {trial.number}  {optuna_study.format_trial(trial)}  {run.name}")
+            show(f"trial {trial.number}  {optuna_study.format_trial(trial)}  {run.name}")
             live[trial] = run
         if live:
             runs = list({run.name: run for run in live.values()}.values())
-            say = print if resources.kind == "debug" else _quiet
+            say = show if resources.kind == "debug" else _quiet
             launch(self.sweep, self.grid, runs, resources, say)
         return live
 
@@ -110,7 +111,7 @@ class Search:
         self, study: Any, trial: Any, state: str, text: str, value: float | None = None
     ) -> None:
         study.tell(trial, value, optuna_study.import_optuna().trial.TrialState[state])
-        print(f"trial {trial.number}  {state.lower()}  {text}")
+        show(f"trial {trial.number}  {state.lower()}  {text}")
 
 
 def _quiet(_: str) -> None: ...
