@@ -10,6 +10,8 @@ from safetensors.numpy import load_file
 from slurm_lab import SlurmLauncher, until, yaml_grid
 from small import ROOT
 
+from sweeps.plan import grid
+
 pytestmark = pytest.mark.slurm
 SMALL = [
     "backbone.depth=3", "route=0-1", "train.steps=120", "train.batch=8", "train.log_every=1", "train.save_every=1000",
@@ -38,8 +40,9 @@ class OneRun(SlurmLauncher):
 
 @pytest.fixture(autouse=True)
 def one_thread(cli, monkeypatch):
-    """The environment of the cluster, whose queue is empty afterwards."""
+    """The environment of the cluster, whose queue is empty afterwards; runs train, in place of the stubs of `cli`."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setitem(grid.ENTRIES, "train", "experiments.run:main")
 
 
 def learnt(folder):
@@ -80,9 +83,10 @@ def test_hydras_own_launcher_works_within_its_limits(tmp_path, monkeypatch):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     # It pickles by reference and knows no snapshot: the packages must be importable on the node.
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    small = [word.replace("train.steps=120", "train.steps=2") for word in SMALL]
     words = ["-m", "hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=30", "seed=0,1"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "experiments" / "run.py"), *words, *SMALL, "train.steps=2"],
+        [sys.executable, str(ROOT / "experiments" / "run.py"), *words, *small],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
