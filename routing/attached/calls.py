@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from routing.attached.keep import AttachError, KeptTokens
 from routing.errors import require
+from routing.options import RoutingError
 
 # Arguments that hold one row for each token, in the block lists of diffusers and timm. Other names
 # are recognised by a run of the block (`routing.attached.positions`).
@@ -313,7 +314,7 @@ def _image(items: list, rows: list[int], returned: list[list[str]], call: Call) 
         AttachError,
     )
     require(
-        len(candidates) == 1 or (signature.carry and shape[1] not in call.text_rows()),
+        len(candidates) == 1 or (signature.carry and len(rows) == 1 + len(signature.carry)),
         f"{signature.name} returns {len(candidates)} sequences of {shape[1]} tokens, and which one "
         "is the image's is unknown; use another rate, so that their lengths differ, or name those "
         "that the next block gets in carry=",
@@ -374,3 +375,12 @@ def _returned(block: nn.Module) -> list[list[str]]:
 def leaves(value: Any) -> list[Tensor]:
     """Return the tensors in an argument."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def check_names(names: Any, key: str, error: type[RoutingError]) -> None:
+    """Refuse a value of the argument `key` that is not a sequence of names."""
+    require(
+        isinstance(names, Collection) and not isinstance(names, str),
+        f"{key}={names!r}: expected names in a sequence: ('{names}',)",
+        error,
+    )

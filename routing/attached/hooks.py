@@ -21,7 +21,7 @@ its tokens by their index. The hooks are never compiled: `torch.compile` breaks 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +33,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
-from routing.attached.calls import AttachError, Call, Rows, Signature, inner, leaves, replace_rows
+from routing.attached.calls import (
+    AttachError,
+    Call,
+    Rows,
+    Signature,
+    check_names,
+    inner,
+    leaves,
+    replace_rows,
+)
 from routing.attached.keep import (
     KeptTokens,
     count_forced,
@@ -56,7 +65,6 @@ from routing.attached.positions import Arguments, by_sizes, candidates, examine
 from routing.errors import one_of, require, suggest
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.layout import Layout
-from routing.options import RoutingError
 from routing.route import Route, RouteSchedule, keep_count
 from routing.routed_pass import Selection
 from routing.schedule import ScheduleError
@@ -664,15 +672,6 @@ def _grid_of_call(
         AttachError,
     )
     return 1, tokens
-
-
-def check_names(names: Any, key: str, error: type[RoutingError]) -> None:
-    """Refuse a value of the argument `key` that is not a sequence of names."""
-    require(
-        isinstance(names, Collection) and not isinstance(names, str),
-        f"{key}={names!r}: expected names in a sequence: ('{names}',)",
-        error,
-    )
 
 
 def _check_arguments(key: str, names: Sequence[str], signatures: Sequence[Signature]) -> None:

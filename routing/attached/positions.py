@@ -148,6 +148,7 @@ def dependence(
     front: int = 0,
     back: int = 0,
     ordered: bool = False,
+    any_order: bool = False,
     joined: dict[int, int] | None = None,
 ) -> Dependence | None:
     """Return how a block depends on the index of its tokens; None if it does not.
@@ -160,6 +161,7 @@ def dependence(
         front: Tokens at the beginning that never skip, where a block may cut its sequence.
         back: Tokens at the end that never skip.
         ordered: Accept what mixes tokens along the sequence.
+        any_order: Report causal masks too, which only compare the order of tokens.
         joined: Receives, for each length of a sequence that the block joins its tokens to, where
             they begin in it.
     """
@@ -170,6 +172,8 @@ def dependence(
         tensors = {f"argument {k}": v for k, v in given.items() if isinstance(v, Tensor)}
         labels = _Labels(module, tensors, per_token, (count, front, back), ordered)
         result = _run_once(module, labels, per_token[0].device, args, kwargs)
+        if result is None and any_order and labels.causal:
+            result = Dependence("order", labels.causal)
         if result is None:
             if joined is not None:
                 joined.update(labels.joined)
@@ -253,6 +257,7 @@ class _Labels(TorchDispatchMode):
         # Where those that may skip are in a sequence of each length, which may be cut around them.
         self.free: dict[int, tuple[int, int]] = {count: (front, count - back)}
         self.joined: dict[int, int] = {}
+        self.causal = ""  # what compares the order of tokens without mixing them along it
         self.count, self.ordered = count, ordered
 
     def __torch_dispatch__(
@@ -269,8 +274,15 @@ class _Labels(TorchDispatchMode):
             self._join(args)
         if _TOKENS in kinds:
             for tensor, kind in zip(inputs, kinds, strict=True):
-                if kind not in (None, _TOKENS, _UNIFORM) and not self._only_orders(tensor, kind):
+                if kind in (None, _TOKENS, _UNIFORM):
+                    continue
+                if not self._only_orders(tensor, kind):
                     raise IndexUse(Dependence("position", kind))
+                if not torch.equal(tensor, tensor.mT):
+                    self.causal = f"a mask by {kind}"
+            flags = (*args, *kwargs.values()) if "attention" in name else ()
+            if name in ("tril", "triu") or any(flag is True for flag in flags):
+                self.causal = name
             label: str | None = _UNIFORM if name in _FILLS_LIKE else _TOKENS
             self._follow(name, args, inputs)
         else:
@@ -477,7 +489,7 @@ def examine(
     joined: dict[int, int] = {}
 
     def result(chosen: Sequence[_Unit]) -> Dependence | None:
-        make = partial(_resized, call, rows, chosen)
+        make = partial(resized, call, partial(_row_dimension, call, rows, chosen), rows.length)
         return dependence(block, make, counts, *bounds, ordered=ordered, joined=joined)
 
     for size in range(len(clear) + 1):
@@ -537,10 +549,33 @@ def _sizes_beside(call: Call, rows: Rows) -> set[int]:
     return sizes - {*rows.lengths, call.tokens.shape[1]} | {rows.length}
 
 
-def _resized(
-    call: Call, rows: Rows, chosen: Sequence[_Unit], count: int
+def _row_dimension(
+    call: Call, rows: Rows, chosen: Sequence[_Unit], name: str, index: int, leaf: Tensor
+) -> int | None:
+    """Return which dimension of a tensor of an argument counts tokens in a run; None for none."""
+    if name in call.signature.tables:
+        return rows.dimension(leaf)
+    for unit in chosen:
+        if unit.name == name and index in unit.leaves:
+            return unit.dims[0]
+    return 1 if name in call.signature.carry else None
+
+
+def resized(
+    call: Call, dimension: Callable[[str, int, Tensor], int | None], length: int, count: int
 ) -> tuple[list[Tensor], tuple, dict[str, Any]]:
-    """Return a call with another number of tokens, after its tensors with a row for each."""
+    """Return a call with another number of tokens.
+
+    Args:
+        call: The call.
+        dimension: Returns which dimension of a tensor, given the name of its argument and its index
+            in it, counts tokens; None for none.
+        length: How many tokens these dimensions count, where not those that came in.
+        count: The number of tokens wanted.
+
+    Returns:
+        The tensors with a row for each token, then the arguments.
+    """
     new, now = call.copy(), call.tokens.shape[1]
     per_token: list[Tensor] = []
 
@@ -552,26 +587,15 @@ def _resized(
 
     new.tokens = resize(call.tokens, 1, now)
     for name in call.names:
-        value, (items, spec) = call.get(name), tree_flatten(call.get(name))
-        if value is None or name == call.signature.tokens:
+        if name == call.signature.tokens:
             continue
-        for index, leaf in enumerate(leaves(value)):
-            position = next(i for i, item in enumerate(items) if item is leaf)
-            dim = _row_dimension(call, rows, chosen, name, index, leaf)
+        items, spec = tree_flatten(call.get(name))
+        tensors = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
+        for index, position in enumerate(tensors):
+            leaf = items[position]
+            dim = dimension(name, index, leaf)
             if dim is not None:
-                length = now if leaf.shape[dim] == now else rows.length
-                items[position] = resize(leaf, dim, length)
-        new.put(name, tree_unflatten(items, spec))
+                items[position] = resize(leaf, dim, now if leaf.shape[dim] == now else length)
+        if tensors:
+            new.put(name, tree_unflatten(items, spec))
     return per_token, new.args, new.kwargs
-
-
-def _row_dimension(
-    call: Call, rows: Rows, chosen: Sequence[_Unit], name: str, index: int, leaf: Tensor
-) -> int | None:
-    """Return which dimension of a tensor of an argument counts tokens in a run; None for none."""
-    if name in call.signature.tables:
-        return rows.dimension(leaf)
-    for unit in chosen:
-        if unit.name == name and index in unit.leaves:
-            return unit.dims[0]
-    return 1 if name in call.signature.carry else None

@@ -6,14 +6,17 @@ import argparse
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from routing.check.runner import check
-from routing.check.subject import CheckError, RoutedModel
+import torch.distributed
+
+from routing.check import check
+from routing.check.report import CheckError, RoutedModel
 from routing.errors import UserError, suggest
 
 
@@ -49,6 +52,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if not module_name or not function_name:
             raise CheckError(f"{arguments.function}: expected module:function or file.py:function")
         function = _function(module_name, function_name)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # torchrun
+            torch.distributed.init_process_group("gloo")
         report = check(function, arguments.seed)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -56,7 +61,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except Exception:  # of the model or its description: exit code 1 is a finding
         traceback.print_exc()
         return 2
-    print(report)
+    if os.environ.get("RANK", "0") == "0":
+        print(report)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     return 0 if report.ok else 1
 
 

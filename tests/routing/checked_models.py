@@ -6,6 +6,7 @@ import itertools
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import backbones
@@ -21,30 +22,72 @@ START, END = 1, 3
 class Block(nn.Module):
     """Attention with a rotary-like table for each token, and text in an argument of its own."""
 
+    causal = False
+
     def __init__(self):
         super().__init__()
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+        self.own = nn.Parameter(torch.zeros(MOST_TOKENS, WIDTH))
+
+    def attend(self, x, text):
+        if self.causal:
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        both = torch.cat((text, x), 1)
+        return self.attention(x, both, both, need_weights=False)[0]
 
     def forward(self, x, rotary_emb, encoder_hidden_states):
         rotary_emb = rotary_emb[..., : x.shape[1], :]  # as code that counts its tokens does
-        turned = x * rotary_emb.cos()
-        both = torch.cat((encoder_hidden_states, turned), 1)
-        x = x + self.attention(turned, both, both, need_weights=False)[0]
+        x = x + self.attend(x * rotary_emb.cos(), encoder_hidden_states)
         return x + self.mlp(x)
 
 
-class Plain(nn.Module):
-    """Routing written into a model's forward; `fault` breaks one property of it."""
+class Causal(Block):
+    causal = True
 
-    def __init__(self, seed, rate=0.75, fault=""):
+
+class Sliced(Block):
+    """Slices a table of its own by the number of its tokens; it is zero yet, so no output shows it."""
+
+    def forward(self, x, rotary_emb, encoder_hidden_states):
+        return super().forward(x + self.own[: x.shape[1]], rotary_emb, encoder_hidden_states)
+
+
+class Windowed(Block):
+    def attend(self, x, text):
+        i = torch.arange(x.shape[1])
+        return F.scaled_dot_product_attention(x, x, x, (i[:, None] - i).abs() < 4)
+
+
+class Renamed(Block):
+    """The same with other names of its arguments."""
+
+    def forward(self, x, freqs, context):
+        return super().forward(x, freqs, context)
+
+
+class Residual(Block):
+    """Hands its residual on beside its tokens, as mamba_ssm's blocks do."""
+
+    def forward(self, x, residual, rotary_emb, encoder_hidden_states):
+        residual = x if residual is None else x + residual
+        return super().forward(residual, rotary_emb, encoder_hidden_states), residual
+
+
+class Plain(nn.Module):
+    """Routing written into a model's forward; `fault` breaks one property of it.
+
+    It routes the spans of blocks until pass `until` of training.
+    """
+
+    def __init__(self, seed, rate=0.75, fault="", block=Block, spans=((START, END),), until=None):
         super().__init__()
         self.embed = nn.Linear(4, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.blocks = nn.ModuleList(block() for _ in range(DEPTH))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
         self.table = nn.Parameter(torch.randn(MOST_TOKENS, WIDTH), requires_grad=False)
         self.generator = torch.Generator().manual_seed(0 if fault == "seed unused" else seed)
-        self.rate, self.fault, self.has_trained = rate, fault, False
+        self.rate, self.fault, self.spans, self.until, self.trained = rate, fault, spans, until, 0
 
     def select(self, batch, tokens):
         """Return the tokens that stay, `(B, K)`; token 0 always does."""
@@ -54,7 +97,7 @@ class Plain(nn.Module):
         if fault == "fixed number":
             count = 4
         rows = 1 if fault == "one subset for the batch" else batch
-        generator = None if fault.startswith("global random numbers") else self.generator
+        generator = None if "global random numbers" in fault else self.generator
         if fault == "one subset for ever":
             generator = torch.Generator().manual_seed(1)
         first = 0 if fault == "protected tokens routed" else 1
@@ -62,38 +105,64 @@ class Plain(nn.Module):
         ids = noise.argsort(1)[:, : count + 1 - first] + first
         if first:
             ids = torch.cat((torch.zeros(rows, 1, dtype=torch.long), ids), 1)
-        if fault != "unsorted":
+        if fault == "a token twice":
+            ids[:, 2] = ids[:, 1]
+        if not fault.startswith("unsorted"):
             ids = ids.sort(1).values
         return ids.expand(batch, -1)
 
+    def ends(self):
+        """Return the first and the last block of each stretch that it really routes."""
+        shift = {"end not included": (0, -1), "start one late": (1, 0), "end one too many": (0, 1)}.get(self.fault, (0, 0))
+        return {start + shift[0]: end + shift[1] for start, end in self.spans}
+
+    def routes(self):
+        fault, number = self.fault, self.trained
+        if not self.training:
+            return fault == "sparse in evaluation"
+        self.trained += 1
+        if fault == "no route" or (fault == "first pass dense" and number == 0):
+            return False
+        until = {"schedule ignored": None, "schedule ends early": self.until and self.until - 1}.get(fault, self.until)
+        return until is None or number < until
+
     def forward(self, images, text):
-        x = self.embed(images)
-        embedded, fault = x, self.fault
-        complete_table = table = self.table[: x.shape[1]]
-        routed = self.training or fault == "sparse in evaluation"
-        end = END - 1 if fault == "end not included" else END
-        if fault == "no route" or (fault == "first pass dense" and self.training and not self.has_trained):
-            routed = False
-        self.has_trained |= self.training
-        full, kept_text = x, text
+        x, fault = self.embed(images), self.fault
+        embedded, complete_table = x, self.table[: x.shape[1]]
+        ends = self.ends() if self.routes() else {}
+        table, kept_text, residual, end, full = complete_table, text, None, None, None
         for i, block in enumerate(self.blocks):
-            if routed and i == START:
-                ids = self.select(*x.shape[:2])
+            if i in ends:
+                end, ids = ends[i], self.select(*x.shape[:2])
                 index = ids.unsqueeze(-1).expand(-1, -1, WIDTH)
-                full, x = x, x.gather(1, index)
+                if full is None or fault != "returns to the first start":
+                    full = x
+                x, all_residuals = x.gather(1, index), residual
+                if residual is not None:
+                    wrong = fault == "residual of other tokens"
+                    residual = residual.gather(1, index.flip(1) if wrong else index)
                 table = self.gather_table(complete_table, ids)
                 if fault.startswith("text routed"):
                     kept_text = text[:, ::2]
-            if fault == "text routed, positional":
+            if isinstance(block, Residual):
+                x, residual = block(x, residual, table, kept_text)
+            elif isinstance(block, Renamed):
+                x = block(x, freqs=table, context=kept_text)
+            elif fault == "text routed, positional":
                 x = block(x, table, kept_text)
             else:
                 x = block(x, table, encoder_hidden_states=kept_text)
-            if routed and i == end:
+            if i == end:
                 x = self.put_back(full, x, index, embedded)
                 table, kept_text = complete_table, text
+                if residual is not None:
+                    base = torch.zeros_like(full) if fault == "residual not restored" else all_residuals
+                    residual = base.scatter(1, index, residual)
+                if fault == "table shifted after the route":
+                    table = complete_table.roll(1, 0)
         if fault == "evaluation differs" and not self.training:
             x = x * (1 + 1e-6)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x if residual is None else x + residual))
 
     def gather_table(self, table, ids):
         if self.fault == "table not gathered":
@@ -109,8 +178,10 @@ class Plain(nn.Module):
         base = full
         if fault == "bypass detached":
             base = full.detach()
+        elif fault == "gradient halved":
+            base = full.detach() / 2 + full / 2
         elif fault == "bypass rounded":
-            base = full.bfloat16().float()
+            base = full.bfloat16().float() if full.dtype == torch.float32 else (full * 1.01).to(full.dtype)
         elif fault == "bypass from the input":
             base = embedded
         elif fault == "bypass adds the input":
@@ -121,11 +192,16 @@ class Plain(nn.Module):
             base = full.roll(1, 1)
         elif fault == "tokens put back elsewhere":
             index = index.flip(1)
+        elif fault == "kept tokens scaled":
+            x = x * 1.5
         return base.scatter(1, index, x)
 
 
-def plain(fault="", rate=0.75, ordered=True, lengths=None, evaluated=TOKENS):
-    """Return a function that builds a plain model with a fault.
+def plain(
+    fault="", rate=0.75, lengths=None, evaluated=TOKENS, block=Block, dtype=torch.float32, compiled=False,
+    spans=((START, END),), until=None, **stated,
+):  # fmt: skip
+    """Return a function that builds a plain model with a fault; `stated` is said of it.
 
     With `lengths`, its training passes differ in tokens, samples and text.
     """
@@ -133,59 +209,37 @@ def plain(fault="", rate=0.75, ordered=True, lengths=None, evaluated=TOKENS):
     def build(seed=0):
         if fault == "global random numbers, seeded":
             torch.manual_seed(seed)
-        model, step = Plain(seed, rate, fault), itertools.count()
-        images, text = torch.randn(BATCH, evaluated, 4), torch.randn(BATCH, 6, WIDTH)
-        ignores_route = Plain(seed, rate)
+        options = {"block": block, "spans": spans, "until": until}
+        model, step = Plain(seed, rate, fault, **options).to(dtype), itertools.count()
+        images, text = torch.randn(BATCH, evaluated, 4, dtype=dtype), torch.randn(BATCH, 6, WIDTH, dtype=dtype)
+        ignores_route = Plain(seed, rate, **options).to(dtype)
         ignores_route.load_state_dict(model.state_dict())
+        run = torch.compile(model, backend="aot_eager") if compiled else model
 
         def train():
+            model.train()
             if lengths is None:
-                return model.train()(images, text)
+                return run(images, text)
             number = next(step)
             batch = BATCH + number % 2
             inputs = torch.randn(batch, lengths[number % len(lengths)], 4)
-            return model.train()(inputs, torch.randn(batch, 5 + number, WIDTH))
+            return run(inputs, torch.randn(batch, 5 + number, WIDTH))
 
+        described = {"route": "+".join(f"{start}-{end}@{rate}" for start, end in spans), "protect": [0]}
+        if block is Residual:
+            described["carry"] = ("residual",)
+        if until is not None:
+            described |= {"route": f"{START}-{END}@{rate}/0.5:none", "steps": 2 * until}
+        model.eval()
         return RoutedModel(
             blocks=model.blocks,
             train=train,
-            evaluate=lambda: model.eval()(images, text),
+            evaluate=lambda: model.eval() and run(images, text),
             dense=lambda: ignores_route.eval()(images, text),
-            route=f"{START}-{END}@{rate}",
-            protect=[0],
-            ordered=ordered,
+            **(described | stated),
         )
 
     return build
-
-
-# What is broken: the property that has to fail, and no other one (those that may fail with it).
-FAULTS = {
-    "no route": ("routed blocks", ()),
-    "end not included": ("routed blocks", ()),
-    "rate counts kept": ("rate", ()),
-    "bypass rounded": ("bit for bit", ("gradient",)),
-    "bypass from the input": ("bit for bit", ()),
-    "bypass adds the input": ("bit for bit", ("gradient",)),
-    "bypass is zero": ("bit for bit", ("gradient",)),
-    "bypass moved": ("bit for bit", ("gradient",)),
-    "tokens put back elsewhere": ("bit for bit", ("gradient",)),
-    "unsorted": ("order", ()),
-    "table not gathered": ("positions", ()),
-    "first rows of the table": ("positions", ()),
-    "table of sorted tokens": ("positions", ()),
-    "protected tokens routed": ("protected tokens", ("rate",)),
-    "text routed": ("protected tokens", ()),
-    "bypass detached": ("gradient", ()),
-    "sparse in evaluation": ("dense evaluation", ("equal evaluation",)),
-    "evaluation differs": ("equal evaluation", ()),
-    "one subset for the batch": ("samples differ", ()),
-    "one subset for ever": ("steps differ", ("restart",)),
-    "global random numbers": ("restart", ()),
-    "global random numbers, seeded": ("restart", ()),
-    "text routed, positional": ("protected tokens", ()),
-    "seed unused": ("restart", ()),
-}
 
 
 def ours(backbone, route="1-4@0.75", **options):
@@ -224,17 +278,31 @@ def ours(backbone, route="1-4@0.75", **options):
     return build
 
 
-def scan_by_length(seed=0):
-    """A Mamba whose blocks take their scan path from the number of tokens, not from the positions."""
+def by_length(seed=0):
+    """Mamba whose blocks take their scan path from the number of tokens, not from the positions."""
     described = ours("mamba", "1-4@0.5", mixers=1)(seed)
     for block in described.blocks:
-        block.forward = partial(forward_by_length, block.forward)
+        block.forward = partial(_forward_by_length, block.forward)
     return described
 
 
-def forward_by_length(forward, x, cond, layout):
+def _forward_by_length(forward, x, cond, layout):
     rows = 2 if x.shape[1] == TOKENS // 2 else SIDE
     return forward(x, cond, routing.Layout((rows, x.shape[1] // rows)))
+
+
+def other_layout(seed=0):
+    """DiT whose blocks in the route get the layout of other tokens."""
+    described = ours("dit", "1-4@0.75")(seed)
+    for block in described.blocks:
+        block.register_forward_pre_hook(_first_tokens)
+    return described
+
+
+def _first_tokens(block, args):
+    x, cond, layout = args
+    if not layout.is_full:
+        return x, cond, routing.Layout(layout.grid, torch.arange(layout.tokens).expand_as(layout.ids))
 
 
 def randomise(model):
