@@ -8,8 +8,9 @@
 
     print(routing.check(build))               # or: python -m routing.check module:build
 
-It runs the model with marked tokens (`routing.check.observe`), judges each property
-(`routing.check.properties`) and returns a table with evidence (`routing.check.report`).
+It runs the model with marked tokens (`routing.check.observe`), looks at its blocks
+(`routing.check.blocks`), judges each property (`routing.check.properties`) and returns a table with
+evidence (`routing.check.report`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import Any
 import torch
 import torch.distributed
 
+from routing.check.blocks import Examiner
 from routing.check.observe import LookAt, Marker, ModelRuns, ObservedPass, observe
-from routing.check.properties import PROPERTIES, Examiner
+from routing.check.properties import PROPERTIES
 from routing.check.report import FAIL, CheckError, Finding, Report, RoutedModel
 from routing.errors import require
 

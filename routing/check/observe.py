@@ -260,10 +260,13 @@ class Marker:
             return
         x = self._marked_tensor(self.result, (args, kwargs))
         if x is None:
-            name = "what follows the blocks" if block == self.depth else f"block {block}"
+            name, advice = f"block {block}", ""
+            if block == self.depth:
+                name = "what follows the blocks (after=)"
+                advice = "; leave after= out if no route ends with the last block"
             raise CheckError(
                 f"no marked token comes into {name}: the model changes its tokens between blocks "
-                "(a skip connection, a norm), and cannot be followed"
+                f"(a skip connection, a norm), and cannot be followed{advice}"
             )
         ids, call = self.result.ids(x), Call(signature, args, kwargs)
         problem = self._handed_on_problem(self.result, call, x, ids)
