@@ -54,7 +54,9 @@ def test_two_steps_of_a_grid_at_tiny_make_its_tables(name, tmp_path, monkeypatch
         pytest.importorskip("optuna")
         words.append("--trials=2")
     words += FEWER.get(name, [])
-    words += [w for w in QUICK_COMMANDS if w.split("=")[0] in keys]
+    for index, stage in enumerate(grid.load(name).stages("tiny")):
+        quick = [word for word in QUICK_COMMANDS if word.split("=")[0] in stage.set_keys()]
+        words += [f"{stage.name}:{word}" if index else word for word in quick]
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = sweeps_command.main(["launch", name, "cluster=debug", f"paths.runs={runs}", *words])
