@@ -78,7 +78,7 @@ def _add_reading(commands: Mapping[str, argparse.ArgumentParser]) -> None:
     for name in ("report", "tables", "figures"):
         text = "full name of the metric (default: each group's Frechet distance)"
         commands[name].add_argument(
-            "runs", help="folder with run folders or .tar.gz", metavar="RUNS", type=Path
+            "runs", help="folder of runs, or a .tar.gz of records", metavar="RUNS", type=Path
         )
         commands[name].add_argument("--metric", help=text)
         text = "which runs: backbone=dit,mamba, where='lr < 3e-3' or the name of a launched grid"
@@ -145,15 +145,18 @@ def _dispatch(words: list[str]) -> int:
 def _unpack_archive(options: argparse.Namespace) -> None:
     """Where the runs are an archive of records, unpack it and read that folder.
 
-    Its folder is a hidden one, so the command line has to say where files are written.
+    Nothing can be written into a file, so the command line has to say where.
     """
     archive: Path = options.runs
-    if not is_archive(archive):
+    kind = "a CSV file" if archive.suffix == ".csv" else "an archive"
+    if kind == "an archive" and not is_archive(archive):
         return
     writes = options.command != "list" and not getattr(options, "print", False)
     if writes and options.out is None:
         also = ", or --print" if options.command == "tables" else ""
-        raise AnalysisError(f"{options.command} {archive}: an archive needs --out PATH{also}")
+        raise AnalysisError(f"{options.command} {archive}: {kind} needs --out PATH{also}")
+    if kind == "a CSV file":
+        return
     if options.command == "report" and options.title is None:
         options.title = f"Runs in {archive.name}"
     options.runs = unpack(archive, PUBLISHED)

@@ -43,7 +43,7 @@ def is_number(value: object) -> TypeGuard[float]:
 def check_file(path: Path) -> None:
     """Raise `OSError` for a pipe, device or folder: opening a pipe waits for a writer for ever."""
     if path.exists() and not path.is_file():
-        raise OSError(errno.EEXIST, "it is no file", str(path))
+        raise OSError(errno.EEXIST, "not a regular file", str(path))
 
 
 def is_own(path: Path) -> bool:

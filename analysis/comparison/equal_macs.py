@@ -9,7 +9,7 @@ MACs, linearly in the logarithm of the MACs. Seeds are paired.
 A frame of loss curves has a row per run and scored step:
 
     setting    what is comparable: data, objective, optimiser, ... but not the network's size
-    network    the network and its batch; a routed run is compared first with its own
+    network    size, depth, width, batch and rate; a routed run is compared first with its own
     variant    how tokens were routed, or `dense`
     model      network and variant as tables show them: what all models share is left out
     dense      whether all blocks saw all tokens
@@ -85,7 +85,7 @@ def curves_of_runs(results: Results) -> pd.DataFrame:
     """Return the loss curves of all runs; of runs of one variant and seed the longest counts."""
     runs = results.runs.dropna(subset=["seed"])
     scores = results.own_scores
-    scores = scores[scores["key"].isin(["heldout_loss", "heldout_loss_routed"])]
+    scores = scores[scores["key"] == "heldout_loss"]
     curves = curves_by_run(scores.dropna(subset=["step", "macs"]), "path")
     runs = runs[runs["path"].isin(list(curves))]
     if runs.empty:
@@ -210,8 +210,8 @@ def _compare(routed: Curves, dense: Curves) -> dict[str, Any] | None:
     cost = macs_per_step(dense)
     penalty, censored = None, len(seeds)
     try:
-        found = paired_penalty(dense, {seed: routed[seed] for seed in seeds}, last / cost)
-        penalty, censored = found.sm, found.censored
+        paired = paired_penalty(dense, {seed: routed[seed] for seed in seeds}, last / cost)
+        penalty, censored = paired.sm, paired.censored
     except AnalysisError:  # the routed run's first score is below the target: s is unknown
         censored = 0
     return {

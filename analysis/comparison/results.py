@@ -224,7 +224,7 @@ def results_for_command(
     for name in getattr(options, "only", None) or ():
         pick(kind, name, dict.fromkeys(names))
     if options.runs.suffix == ".csv":
-        return _results_of_csv(options, kind)
+        return _results_of_csv(options)
     words = filters.parse_arguments(options.filters)
     try:
         folder = loading.read_folder(options.runs, words)
@@ -260,11 +260,11 @@ def results_for_command(
     return results
 
 
-def _results_of_csv(options: argparse.Namespace, kind: str) -> Results:
+def _results_of_csv(options: argparse.Namespace) -> Results:
     """Return results that hold the loss curves of another trainer's CSV file."""
-    if options.only != ["equal_macs"] or options.filters:
+    if getattr(options, "only", None) != ["equal_macs"] or options.filters:
         raise AnalysisError(
-            f"{options.runs}: a CSV file gives one {kind}: expected --only equal_macs"
+            f"{options.runs}: a CSV file gives a table or figure: expected --only equal_macs"
         )
     curves = curves_of_csv(options.runs)
     return Results(pd.DataFrame(), pd.DataFrame(), folder=options.runs.parent, curves=curves)

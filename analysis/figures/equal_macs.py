@@ -104,5 +104,5 @@ def _draw(ax: Axes, setting: str, rows: pd.DataFrame) -> None:
             ax.fill_between(part["reference_steps"], low, high, color=tint, alpha=0.15, linewidth=0)
     ax.set_title(setting, fontsize=8)
     ax.set_xlabel("multiply-adds, in steps of the reference")
-    ax.set_ylabel("loss against the reference, %")
+    ax.set_ylabel("loss change from the reference, %")
     ax.legend(frameon=False, fontsize=6.5)

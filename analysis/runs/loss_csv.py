@@ -35,6 +35,10 @@ def curves_of_csv(path: Path) -> pd.DataFrame:
     smallest = frame[["step", "loss", "macs_per_step"]].min().min()
     if not frame["dense"].isin([0, 1]).all() or smallest <= 0:
         raise AnalysisError(f"{path}: expected dense 0 or 1, and step, loss, macs_per_step above 0")
+    for (name, seed), part in frame.groupby(["variant", "seed"]):
+        if part["run"].nunique() > 1:
+            raise AnalysisError(f"{path}: variant={name} seed={seed}: expected one run of them")
+    frame = frame.drop_duplicates(["variant", "seed", "step"], keep="last")
     dense, variant = frame["dense"] == 1, frame["variant"].astype(str)
     full = variant[dense].loc[frame["macs_per_step"][dense].sort_values().index[-1:]]
     network = variant.where(dense & ~variant.isin(full), "")

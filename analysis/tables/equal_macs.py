@@ -9,12 +9,12 @@ from analysis.tables.table import Column, Entry, RowValues, Table, Value, build
 
 _NOTES = (
     "Change of the held-out loss (dense pass) at equal training multiply-adds (MACs): mean over "
-    "paired seeds with the 95 % t-interval. Below 0 the route is better. N counts steps of the "
-    "dense model; it is the most whose MACs every run of the pair has. Losses are interpolated to "
-    "the exact MACs.",
+    "paired seeds with the 95 % t-interval. Below 0 the route is better. N is the largest number "
+    "of steps of the dense model whose MACs every run of the pair has reached. Losses are "
+    "interpolated to the exact MACs.",
     "m: MACs per step, routed over dense. s*m: MACs to the dense model's loss at N, relative to "
-    "it; below 1 the route saves. Trend: how the change moves per doubling of the MACs; a saving "
-    "fades where it is above 0. Nothing is forecast beyond these runs.",
+    "it; below 1 the route saves. Trend: how the change moves per doubling of the MACs; above 0, a "
+    "saving shrinks with training. Nothing is forecast beyond these runs.",
     "A route pays only if it pays against its own network and against every cheaper dense model: "
     "anything cheaper per step wins early in training.",
 )

@@ -79,7 +79,7 @@ def value_of(override: str) -> Any:
     """Return the value of a normalized override, as Hydra reads it.
 
     Raises:
-        SeveralValues: Or a comma at an end.
+        SeveralValues: It has several values, or a comma at an end.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

@@ -24,6 +24,9 @@ from experiments.runtime.files import atomic_path, atomic_write
 
 Row: TypeAlias = tuple[np.ndarray, int | None]  # values (C, H, W) and label
 
+# In plan.json until an import has ended: the store is unfinished.
+_UNFINISHED = "{}\n"
+
 
 def latent_rows(path: Path, pattern: str) -> Iterator[Row] | None:
     """Return the latents at `path`, in files that match a pattern; None if it holds images."""
@@ -69,8 +72,18 @@ def _array_rows(root: Path, files: list[Path]) -> Iterator[Row]:
 
 
 def import_latents(rows: Iterator[Row], out: Path, shard: int) -> int:
-    """Write latents as shards of so many rows, which data=latents reads; return their number."""
-    atomic_write(out / "plan.json", "{}\n")  # until it is removed, the store is unfinished
+    """Write latents as shards of so many rows, which data=latents reads; return their number.
+
+    Raises:
+        DataError: The folder holds other latents already.
+    """
+    plan, shards = out / "plan.json", list(out.glob("*.safetensors"))
+    # An import that was cut off begins anew.
+    cut_off = plan.is_file() and plan.read_text() == _UNFINISHED
+    require(cut_off or not (plan.exists() or shards), f"{out} holds latents; give a new folder")
+    for path in shards:
+        path.unlink()
+    atomic_write(plan, _UNFINISHED)
     count = 0
     for number in itertools.count():
         part = list(itertools.islice(rows, shard))
@@ -91,5 +104,5 @@ def import_latents(rows: Iterator[Row], out: Path, shard: int) -> int:
         with atomic_path(out / f"shard-{number:05d}.safetensors") as temporary:
             save_tensors(temporary, tensors, {"scaled": scaled})
         count += len(part)
-    (out / "plan.json").unlink()
+    plan.unlink()
     return count

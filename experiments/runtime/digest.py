@@ -47,15 +47,18 @@ def sampled(path: str | os.PathLike[str]) -> bytes:
 def picture_ends(path: str | os.PathLike[str]) -> bytes:
     """Return size, the first and the last 4 kB of a picture; nothing for an unreadable file."""
     try:
-        # Not `Path.open`, which takes three times as long; opening a pipe must not wait.
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        # Not `Path.open`, which takes three times as long. Opening a pipe must not wait; Windows
+        # has another flag, for bytes.
+        flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        file = os.open(path, os.O_RDONLY | flags)
     except OSError:
         return b""
     try:
         size = os.fstat(file).st_size
-        content = os.pread(file, PICTURE_BYTES, 0)
+        content = os.read(file, PICTURE_BYTES)
         if size > PICTURE_BYTES:
-            content += os.pread(file, PICTURE_BYTES, max(PICTURE_BYTES, size - PICTURE_BYTES))
+            os.lseek(file, max(PICTURE_BYTES, size - PICTURE_BYTES), os.SEEK_SET)
+            content += os.read(file, PICTURE_BYTES)
         return b"%d\n%b" % (size, content)
     except OSError:
         return b""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from backbones.parsing import json_of
+from backbones.parsing import check_file, json_of
 from routing.errors import UserError
 
 # A temporary file of this age was left behind by a killed writer.
@@ -80,8 +80,7 @@ def fsync_dir(path: Path) -> None:
 
 def check_replaceable(target: Path) -> None:
     """Raise `OSError` for a target that exists and is no file, or whose folder is not writable."""
-    if target.exists() and not target.is_file():  # a rename would replace a device
-        raise OSError(errno.EEXIST, "it is no file", str(target))
+    check_file(target)  # a rename would replace a device
     folder = target.absolute().parent
     while not folder.exists():
         folder = folder.parent

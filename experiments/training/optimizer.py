@@ -19,10 +19,9 @@ def muon_parameters(model: nn.Module) -> set[int]:
 
     Muon orthogonalises the update of a matrix that maps activations to activations. So it takes
     the weight of every `nn.Linear` inside a block, and of the layers that join long skips to the
-    stream; AdamW takes what is no such map (biases,
-    norms, token-shift mixes, convolutions, decays, though some of them are 2-D tensors) and what
-    is outside the blocks: embeddings, the modulation of adaLN and the head, which start at zero,
-    SPRINT's fusion and the projector of REPA and SRA.
+    stream. AdamW takes what is no such map (biases, norms, token-shift mixes, convolutions, decays,
+    though some of them are 2-D tensors) and what is outside the blocks: embeddings, the modulation
+    of adaLN and the head, which start at zero, SPRINT's fusion and the projector of REPA and SRA.
     """
     matrices = set()
     for block in model.modules():

@@ -39,7 +39,7 @@ def main(table: Callable[..., pd.DataFrame]) -> NoReturn:
     """Print a table of a study, `python -m results.studies.NAME TABLE [RUNS]`, and exit."""
 
     def command(words: list[str]) -> int:
-        name, *records = words or [""]
+        name, *records = (words or [""])[:2]
         frame = table(name, *map(Path, records))
         print(markdown_rows(list(frame), frame.to_numpy()), end="")
         return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from routing.errors import one_of, require, suggest
 from sweeps import SweepError
 from sweeps.plan import resources
+from sweeps.plan.cells import PLAN_KEYS
 from sweeps.plan.grid import check_name
 from sweeps.store import overrides
 from sweeps.store.folder import Sweep, all_sweeps
@@ -44,7 +45,7 @@ class Arguments:
             if group == "cluster" and cluster_key:
                 # One value with its commas, as sbatch has lists: cluster.exclude=n1,n2
                 self.cluster_keys[cluster_key] = ",".join(values).strip("'\"")
-            elif key not in ("scale", "cluster", "dry"):
+            elif key not in PLAN_KEYS:
                 self.overrides[key] = values
         throttle = getattr(options, "throttle", None)
         if throttle is not None:
@@ -98,7 +99,7 @@ class Arguments:
 
         `shown`: the arguments as typed, for error messages.
         """
-        name = check_name(re.sub(r"\.(yaml|yml|py)\Z", "", Path(grid).name))
+        name = check_name(re.sub(r"\.ya?ml\Z", "", Path(grid).name))
         names = [sweep.name for sweep in all_sweeps(self.root)]
         if name not in names:
             expected = f"expected {', '.join(names)}{suggest(name, names)}" if names else "none was"

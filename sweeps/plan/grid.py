@@ -128,7 +128,6 @@ class GridOptions(StageOptions):
 
 
 STAGE_KEYS = tuple(field.name for field in fields(StageOptions))
-GRID_KEYS = tuple(field.name for field in fields(GridOptions))
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,7 @@ def _build(name: str, values: Mapping[str, Any], typed: Mapping[str, str]) -> Re
         is_text = key in (*SBATCH_OPTIONS, "time", "python")
         merged[key] = text if is_text else yaml_of(text, f"cluster.{key}={text}", True)
     options = {**set_values(Resources, merged), "name": name}
-    earlier = options.get("fixed", [])
-    if isinstance(earlier, list):  # anything else, from a damaged file, is refused below
-        options["fixed"] = sorted({*map(str, earlier), *typed})
+    options["fixed"] = sorted(typed)
     try:
         resources: Resources = validate(Resources, options, "cluster.")
         resources = _with_environment_cluster(resources)

@@ -22,8 +22,6 @@ _SET_BY_SWEEP = (
     "nodes", "ntasks", "ntasks-per-node", "time",
 )  # fmt: skip
 _FOREIGN_OPTIONS = "sbatch options that the sweep does not set, such as {mail-type: END}"
-# Keys whose values a job executes.
-CODE_KEYS = ("setup", "srun", "python")
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class Resources(RunResources):
         _check_extra(self.extra)
         processes = self.nodes * self.tasks
         if self.kind != "slurm":
-            for key in CODE_KEYS:
+            for key in ("setup", "srun", "python"):
                 problem = f"{key} with kind={self.kind}: expected only with kind=slurm"
                 require(not getattr(self, key), problem, SweepError)
             require(

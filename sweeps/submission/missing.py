@@ -40,7 +40,8 @@ def find_missing(
         reasons[run.name] = _reason(sweep, run, states, reasons, retry)
         steps = stored[run.name].steps if run.name in stored else None
         if _is_live(reasons[run.name]) and steps is not None and steps < (run.steps or 0):
-            reasons[run.name] += f" for {steps} steps: to extend them, launch again at their end"
+            text = f" with {steps} steps; to extend them, launch again when they are done"
+            reasons[run.name] += text
     for reason, count in Counter(filter(None, reasons.values())).items():
         say(f"{count} of {len(runs)} {reason}")
     # A live run keeps what is noted of it: that is what was submitted.

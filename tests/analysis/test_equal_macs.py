@@ -98,3 +98,13 @@ def test_a_wrong_csv_file_is_one_sentence(text, named, tmp_path, capsys):
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
     assert main(["tables", str(path), "--print"]) == 2
+
+
+def test_a_second_run_of_a_seed_and_a_place_to_write_are_asked_about(tmp_path, capsys):
+    again = [["again", *row[1:]] for row in rows("2-8", 0, 7e8, 0.98, seeds=(1,))]
+    path = write(tmp_path / "two.csv", rows("dense", 1, 1e9, 1.0), rows("2-8", 0, 7e8, 0.98), again)
+    for words, named in ((["--print"], "variant=2-8 seed=1"), ([], "--out")):
+        assert main(["tables", str(path), "--only", "equal_macs", *words]) == 2
+        assert named in capsys.readouterr().err
+    assert main(["report", str(path), "--out", str(tmp_path / "x.html")]) == 2
+    assert "--only equal_macs" in capsys.readouterr().err

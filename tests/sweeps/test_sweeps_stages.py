@@ -167,7 +167,7 @@ def test_more_steps_for_a_live_run_are_not_nothing_and_after_its_end_it_is_not_r
     cli("launch", "cluster=slurm", "train.steps=20")
     queue_of(cli, answers, train="RUNNING")
     text = cli("launch", "cluster=slurm", "train.steps=30")
-    assert "1 of 1 in the queue or running for 20 steps: to extend them, launch again at their end" in text
+    assert "1 of 1 in the queue or running with 20 steps; to extend them, launch again when they are done" in text
     assert cli.sweep.runs().popitem()[1].steps == 20
     (run,) = cli.sweep.runs().values()
     queue_of(cli, answers, train="FAILED")

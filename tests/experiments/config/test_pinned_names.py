@@ -92,7 +92,7 @@ def test_the_fixture_holds_every_published_run(runs):
     archives = {path.name for path in RESULTS.glob("*.tar.gz")}
     archives.remove("speed.tar.gz")  # timings, not runs
     assert sources == archives | {p.name for p in (RESULTS / "models").glob("*.safetensors")}
-    assert len(runs) == 522 - 4  # on icons
+    assert len(runs) == 526 - 4  # on icons
     assert sum("recomputed" in run for run in runs) == 36
 
 

@@ -393,3 +393,16 @@ def test_latents_on_the_gpu(tmp_path, labels):
         expected = cpu.batch(*plan(step))
         assert batch.x.device.type == "cuda"
         torch.testing.assert_close(batch.x.cpu(), expected.x, atol=1e-6, rtol=1e-6)
+
+
+def test_an_import_does_not_touch_a_prepared_store_and_replaces_one_that_was_cut_off(tmp_path, labels):
+    z, out = latents(COUNT), tmp_path / "store"
+    tars, plan = write_tars(tmp_path / "tars", z, labels), out / "plan.json"
+    out.mkdir()
+    plan.write_text('{"size": 32}')  # of a store that `prepare` made of pictures
+    refused(lambda: import_latents(latent_rows(tars, "*"), out, 5), "holds latents", "give a new folder")
+    assert [path.name for path in out.iterdir()] == ["plan.json"]
+    plan.write_text("{}\n")  # of an import that was cut off
+    (out / "shard-00099.safetensors").write_bytes(b"of an earlier import")
+    assert import_latents(latent_rows(tars, "*"), out, 5) == COUNT
+    assert not (out / "shard-00099.safetensors").exists() and load(out).sizes["train"]
